@@ -1,0 +1,1 @@
+"""Words every other package shares: ids, requests, parameters, configuration, events, errors."""

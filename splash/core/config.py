@@ -1,0 +1,73 @@
+"""Configuration, one frozen dataclass a section; command-line defaults come from here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from splash.core.errors import ConfigError
+
+ReplicaPolicy = Literal["keep", "drop"]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """How steps are filled and how fast a switch may copy."""
+
+    max_running: int = 256
+    """Requests that may run at once."""
+    token_budget: int = 512
+    """Rows of a step, decodes included; the rest goes to prompt chunks."""
+    max_chunk: int = 512
+    """Rows of one prompt chunk at most."""
+    max_model_len: int = 4096
+    """Prompt and output tokens of a request together."""
+    watermark_pages: int = 2
+    """KV pages per rank that admissions and reservations leave for running requests to grow."""
+    copy_share: float = 0.03
+    """Share of a step's time that background copies may take."""
+    copy_bytes_per_step: int = 4 << 20
+    """Copy budget per source and per destination until a step time is known; at least one page moves."""
+    copy_bandwidth: float = 4.0e9
+    """Bytes per second of one background copy stream (from the hardware profile)."""
+    replicas: ReplicaPolicy = "drop"
+    """keep: shards once fetched stay resident; drop: they become KV pages when no request needs them."""
+    transition_slack_steps: int = 64
+    """A transition past twice its predicted steps and this many is cancelled."""
+    check_invariants: bool = False
+    """Verify page conservation after every step (debug)."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_running", "token_budget", "max_chunk", "max_model_len", "copy_bytes_per_step"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.watermark_pages < 0:
+            raise ConfigError(f"watermark_pages is {self.watermark_pages}; it must be 0 or more")
+        if not 0 < self.copy_share <= 1:
+            raise ConfigError(f"copy_share is {self.copy_share}; it must be in (0, 1]")
+        if self.replicas not in ("keep", "drop"):
+            raise ConfigError(f"replicas is '{self.replicas}'; use keep or drop")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """One engine: a model on a number of ranks of one port."""
+
+    ranks: int = 2
+    backend: str = "cpu"
+    dtype: str | None = None
+    """Compute and KV dtype: float32 or bfloat16; None is the port's default."""
+    layout: str = "auto"
+    """The target at start: a layout's name, or auto."""
+    kv_pages: int | None = None
+    """KV pages per rank beside the weight slots; None: what `pool_mib` or the default gives."""
+    pool_mib: int | None = None
+    """Size of each rank's pool (weight slots included), MiB."""
+    seed: int = 0
+    scheduler: SchedulerConfig = SchedulerConfig()
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1:
+            raise ConfigError(f"ranks is {self.ranks}; it must be at least 1 (--ranks)")
+        if self.kv_pages is not None and self.pool_mib is not None:
+            raise ConfigError("--kv-pages and --pool-mib exclude each other")

@@ -1,0 +1,37 @@
+"""Every error a user can meet. A message says what was wrong, where, and the option that fixes it."""
+
+
+class SplashError(Exception):
+    """Base of all expected errors; the CLI prints its message on one line and exits with `exit_code`."""
+
+    exit_code = 2
+
+
+class ConfigError(SplashError):
+    """An option, configuration file or model configuration is not usable."""
+
+
+class CheckpointError(SplashError):
+    """A checkpoint folder is missing, foreign, truncated or lacks a tensor."""
+
+
+class RequestError(SplashError):
+    """One request is not servable; it is refused before it reaches the engine loop."""
+
+
+class CapacityError(SplashError):
+    """Memory cannot hold what was asked for; the message carries the numbers."""
+
+
+class NotSupported(SplashError):
+    """A port was asked for a capability that its caps say it lacks."""
+
+
+class PortError(SplashError):
+    """A driver, library or device of a port is missing; the message names it and what to install."""
+
+
+class RankFailure(SplashError):
+    """A rank process died or stopped answering; the run cannot go on."""
+
+    exit_code = 3

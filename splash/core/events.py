@@ -1,0 +1,261 @@
+"""All that can be observed, as one typed stream: view, metrics, traces, replay and tests fold it.
+
+Every event carries `t`, the engine clock in seconds since the run began. Layouts are named, ranks are
+lists in rank order, so that an event is plain data; `to_json` and `from_json` round-trip it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, get_type_hints
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    t: float
+    model: str
+    hardware: str
+    note: str
+    """What a viewer must know of the run, e.g. that it is simulated; empty if nothing."""
+    ranks: int
+    target: str
+    policy: str
+    block_size: int
+    page_bytes: int
+    num_pages: int
+    """Per rank: slots, null page and ordinary pages."""
+    slot_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived:
+    t: float
+    request: int
+    num_prompt: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestAdmitted:
+    """Its first chunk is about to run (again, after a preemption)."""
+
+    t: float
+    request: int
+    layout: str
+    home: int
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    t: float
+    request: int
+    ttft_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPreempted:
+    """Its pages were taken and it will be recomputed."""
+
+    t: float
+    request: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFinished:
+    t: float
+    request: int
+    reason: str
+    num_tokens: int
+    """Output tokens."""
+    ttft_s: float | None
+    tpot_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """`boundary_s`: from the end of the previous forward pass to the start of this one; `flips`: requests
+    that flipped at that boundary."""
+
+    t: float
+    step: int
+    forward_s: float
+    boundary_s: float
+    decode_rows: int
+    prefill_rows: int
+    rows_by_layout: dict[str, int]
+    rows_by_rank: list[int]
+    """Rows whose attention ran on each rank (replicated ones count on each)."""
+    flips: int
+    tokens: int
+    """Output tokens that this step gave."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetChanged:
+    """The engine's target layout. `predicted` maps a layout to the policy's figure for it, if it has any."""
+
+    t: float
+    step: int
+    old: str
+    new: str
+    reason: str
+    predicted: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRefused:
+    """A target cannot be reached; serving goes on as it is."""
+
+    t: float
+    step: int
+    target: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StageStarted:
+    """A request's KV begins to move in the background."""
+
+    t: float
+    step: int
+    request: int
+    old: str
+    new: str
+    old_home: int
+    new_home: int
+    num_bytes: int
+    bytes_by_link: list[list[int]]
+    """[source][destination] bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageCancelled:
+    t: float
+    step: int
+    request: int
+    new: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFlipped:
+    """`staged_steps`: steps from staging to flip; 0 for a toggle of the projection."""
+
+    t: float
+    step: int
+    request: int
+    old: str
+    new: str
+    home: int
+    staged_steps: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyProgress:
+    """Bytes that arrived since the last such event, [source][destination]; KV and weights apart."""
+
+    t: float
+    step: int
+    kv_bytes: list[list[int]]
+    weight_bytes: list[list[int]]
+    evacuated_pages: int
+    pages_left: int
+    """Copies planned and not yet acknowledged, KV pages."""
+    weight_bytes_left: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResidencyChanged:
+    """`slots` of a rank, one word per shard: own | replica | filling | draining | kv."""
+
+    t: float
+    step: int
+    rank: int
+    slots: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchDone:
+    """All requests that are running have reached the target (or the target was replaced)."""
+
+    t: float
+    step: int
+    old: str
+    new: str
+    reason: str
+    outcome: str
+    """done | superseded | cancelled."""
+    steps: int
+    requests: int
+    bytes_received: int
+    weight_bytes_received: int
+    seconds: float
+    max_boundary_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSampled:
+    """Pages of each rank by use: free, weight, reserved, retiring, cached and live by layout name."""
+
+    t: float
+    pages: list[dict[str, int]]
+    running: dict[str, int]
+    """Requests by layout."""
+    waiting: int
+    staging: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunFinished:
+    t: float
+    outcome: str
+    """done | interrupted | failed."""
+    detail: str
+
+
+Event = (
+    RunStarted
+    | RequestArrived
+    | RequestAdmitted
+    | FirstToken
+    | RequestPreempted
+    | RequestFinished
+    | StepDone
+    | TargetChanged
+    | TargetRefused
+    | StageStarted
+    | StageCancelled
+    | RequestFlipped
+    | CopyProgress
+    | ResidencyChanged
+    | SwitchDone
+    | PoolSampled
+    | RunFinished
+)
+
+EventSink = Callable[[Event], None]
+
+EVENT_TYPES: dict[str, type[Event]] = {cls.__name__: cls for cls in Event.__args__}
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    """Plain data with the event's name under "event"."""
+    return {"event": type(event).__name__, **asdict(event)}
+
+
+def from_json(data: Mapping[str, Any]) -> Event:
+    """The inverse of `to_json`; ValueError names an unknown event or a wrong field."""
+    name = data.get("event")
+    if name not in EVENT_TYPES:
+        raise ValueError(f"unknown event {name!r}; known: {', '.join(EVENT_TYPES)}")
+    cls = EVENT_TYPES[name]
+    given = {k: v for k, v in data.items() if k != "event"}
+    known = {f.name for f in fields(cls)}
+    if set(given) != known:
+        odd = sorted(set(given) ^ known)
+        raise ValueError(f"event {name}: missing or unknown fields: {', '.join(odd)}")
+    hints = get_type_hints(cls)
+    return cls(**{k: float(v) if hints[k] is float else v for k, v in given.items()})

@@ -1,0 +1,223 @@
+"""The port contract (DESIGN §7): communicator, pool, copier, attention, backend.
+
+`import torch` happens for type checking only, so that this module costs nothing to import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from splash.hal.caps import Caps, DeviceInfo
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Communicator(Protocol):
+    """Collectives over ranks 0..size-1. All ranks call the same ones in the same order; zero counts are legal.
+
+    Results are bit-identical on all ranks where they are replicated (router choices depend on it).
+    """
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum over ranks, in place; contiguous float32, bfloat16 or int64. Returns `x`."""
+        ...
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """[size, *x.shape], in rank order; `x` contiguous and of one shape on all ranks."""
+        ...
+
+    def all_gather_v(self, x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        """Concatenation along dim 0 in rank order; rank r gives counts[r] rows."""
+        ...
+
+    def all_to_all_v(
+        self, send: torch.Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]
+    ) -> torch.Tensor:
+        """1-D contiguous `send`, cut by `send_counts` (elements to each rank); returns what was received,
+        concatenated in rank order, 1-D of sum(recv_counts) elements."""
+        ...
+
+    def broadcast(self, x: torch.Tensor, root: int) -> torch.Tensor:
+        """In place from `root`. Returns `x`."""
+        ...
+
+    def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` [size, ...]: the sum over ranks of part `rank`, [...]."""
+        ...
+
+    def barrier(self) -> None: ...
+
+
+class Pool(Protocol):
+    """One rank's memory for weights in slots and KV pages: flat bytes, page-aligned."""
+
+    @property
+    def bytes(self) -> torch.Tensor:
+        """1-D uint8 view of this rank's pool."""
+        ...
+
+    def peer(self, rank: int) -> torch.Tensor:
+        """1-D uint8 view of a peer's pool (this rank's own included); NotSupported where not mapped."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ByteCopy:
+    """One transfer as bytes: `runs` are (source offset, destination offset, bytes) within the pools."""
+
+    id: int
+    src_rank: int
+    dst_rank: int
+    runs: tuple[tuple[int, int, int], ...]
+
+
+class Copier(Protocol):
+    """Moves bytes between pools in the background of inference. Every rank is given the same list;
+    one-sided ports act where `dst_rank` is their own rank, two-sided ones at both ends."""
+
+    def submit(self, copies: Sequence[ByteCopy]) -> None:
+        """Hand over copies; they may run now, between steps or in a thread."""
+        ...
+
+    def poll(self) -> list[int]:
+        """Ids of the copies into this rank that have completed since the last call."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PagedKV:
+    """One layer's pages on this rank as strided views of the pool; nothing is contiguous across pages.
+
+    `k` [num_pages, block_size, kv_heads, d_k], `v` [num_pages, block_size, kv_heads, d_v].
+    For MLA kv_heads is 1, `k` is latent and rope key, and `v` is its latent part.
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SeqRows:
+    """Rows of one sequence that attend to the pages which this rank reads for it.
+
+    `row` and `count`: the rows [row, row + count) of the query tensor. `start`: position of the first row.
+    `pages`: int64 [n] on the device, the local pages in order of their blocks. `first_block` and
+    `block_step`: local page i is block first_block + i * block_step, so key positions are known.
+    `num_keys`: local tokens at positions before start + count, always a prefix of the gathered pages;
+    may be 0. A row attends to keys at positions up to its own.
+    """
+
+    row: int
+    count: int
+    start: int
+    pages: torch.Tensor
+    first_block: int
+    block_step: int
+    num_keys: int
+
+
+class Attention(Protocol):
+    """Paged attention over explicit strides. Returns output and log-sum-exp (natural log, fp32)."""
+
+    def attend(
+        self, q: torch.Tensor, kv: PagedKV, seqs: Sequence[SeqRows], scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`q` [rows, heads, d_k] -> out [rows, heads, d_v] (dtype of q) and lse [rows, heads] fp32.
+
+        heads is a multiple of kv_heads. Rows without any key give out 0 and lse -inf. `q` may have zero rows;
+        rows that no sequence names are left 0 and -inf.
+        """
+        ...
+
+    def merge(self, outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Partial attention of disjoint key sets: `outs` [parts, rows, heads, d_v], `lses` [parts, rows, heads]
+        -> [rows, heads, d_v], [rows, heads]. Merging only empty parts gives 0 and -inf."""
+        ...
+
+
+class RankJob(Protocol):
+    """Running ranks, as seen by the engine: messages to all of them and from each of them."""
+
+    @property
+    def size(self) -> int: ...
+
+    def send(self, message: Any) -> None:
+        """The same picklable message to every rank."""
+        ...
+
+    def receive(self, timeout_s: float | None = None) -> list[Any]:
+        """One message from every rank, in rank order. RankFailure, naming the rank, if one died or timed out."""
+        ...
+
+    def close(self) -> None:
+        """Ask the ranks to end, wait, and end those that do not; leaves nothing behind."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RankContext:
+    """What a rank's entry function is given."""
+
+    rank: int
+    size: int
+    comm: Communicator
+    backend: Backend
+    receive: Callable[[], Any]
+    """Blocks (without spinning) for the next message of the engine."""
+    send: Callable[[Any], None]
+    """One message to the engine."""
+
+
+class Backend(Protocol):
+    """A port. Constructing it may import torch; its SPEC may not."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def caps(self) -> Caps: ...
+
+    @property
+    def device(self) -> str:
+        """torch's device type for tensors of this port, e.g. "cpu"."""
+        ...
+
+    def probe(self) -> list[DeviceInfo]: ...
+
+    def launch(self, size: int, entry: str, args: Any) -> RankJob:
+        """Start `size` ranks, each running `entry` ("package.module:function") as
+        function(context: RankContext, args)."""
+        ...
+
+    def pool(self, comm: Communicator, num_bytes: int) -> Pool:
+        """Collective: every rank allocates `num_bytes` and maps its peers where the port can."""
+        ...
+
+    def copier(self, comm: Communicator, pool: Pool) -> Copier: ...
+
+    def attention(self) -> Attention: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BackendSpec:
+    """What an entry point of group `splash.backends` names: importing it imports neither torch nor a driver."""
+
+    name: str
+    aliases: tuple[str, ...]
+    summary: str
+    loader: Callable[[], Backend]
+    probe: Callable[[], list[DeviceInfo]]
+    """Devices found; raises PortError, saying what is missing and what to install."""

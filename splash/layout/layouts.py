@@ -1,0 +1,75 @@
+"""A layout is a placement of a request's KV and a projection of its rows (DESIGN §1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from splash.core.errors import ConfigError
+
+
+class Placement(Enum):
+    """Where the KV of a request lies."""
+
+    BY_HEAD = "by_head"
+    """Each rank holds the KV groups of its own heads; with MLA (one group) every rank holds a copy."""
+    OWNER = "owner"
+    """One rank, the request's home, holds everything."""
+    STRIPED = "striped"
+    """Block i lies on rank (i + home) mod T."""
+
+
+class Projection(Enum):
+    """Which attention weights compute a request's rows."""
+
+    SHARDED = "sharded"
+    """Every rank computes its own head shard."""
+    FULL = "full"
+    """The holder computes all heads; all shards must be resident there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    name: str
+    placement: Placement
+    projection: Projection
+
+    def __str__(self) -> str:
+        return self.name
+
+
+TP = Layout("tp", Placement.BY_HEAD, Projection.SHARDED)
+DOP = Layout("dop", Placement.OWNER, Projection.SHARDED)
+DCP = Layout("dcp", Placement.STRIPED, Projection.SHARDED)
+DP = Layout("dp", Placement.OWNER, Projection.FULL)
+CP = Layout("cp", Placement.STRIPED, Projection.FULL)
+
+LAYOUTS: dict[str, Layout] = {x.name: x for x in (TP, DP, CP, DOP, DCP)}
+SECTION_ORDER: tuple[Layout, ...] = (TP, DCP, DOP, CP, DP)
+"""The global order of sections in a step: sharded projections first (DESIGN §2)."""
+
+_BY_PARTS = {(x.placement, x.projection): x for x in LAYOUTS.values()}
+
+
+def layout_named(name: str) -> Layout:
+    """The layout called `name`; ConfigError lists the known ones."""
+    try:
+        return LAYOUTS[name]
+    except KeyError:
+        raise ConfigError(f"unknown layout '{name}'; known: {', '.join(LAYOUTS)}") from None
+
+
+def with_projection(layout: Layout, projection: Projection) -> Layout:
+    """The same placement under another projection: the toggle dp <-> dop, cp <-> dcp."""
+    return _BY_PARTS[layout.placement, projection]
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A layout applied to one request. `home` is the owner, or the stripe's offset; unused under tp."""
+
+    layout: Layout
+    home: int = 0
+
+    def __str__(self) -> str:
+        return self.layout.name if self.layout is TP else f"{self.layout.name}@{self.home}"

@@ -1,0 +1,196 @@
+"""A step as data: the plan that a scheduler returns and the result that an executor gives back.
+
+Plans are deltas. An executor mirrors per request {tokens, computed length, present, next, pages}
+and per rank {resident shards}; a plan says only what changes, then which rows to compute. Whatever
+decides a collective (rows, assignments, methods) is in the plan, so all ranks agree on it.
+
+Order of effects within one plan: `gone`, `admits`, `residents`, `grants`, `shadows`, `moves`,
+`stages`, `flips`; then the forward pass over `decodes` and `chunks`; then `copies`, in the
+background where the port can. Their acknowledgements may come with any later result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from splash.core.params import SamplingParams
+from splash.layout.layouts import Assignment
+from splash.layout.rows import Method
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """A request enters the executors' mirror (also again, after a preemption).
+
+    `tokens` is all that is known: prompt and what was generated before a preemption. The first
+    `num_prompt` of them are the prompt. `forced` replaces the sampled tokens (teacher forcing):
+    the token after `tokens[num_prompt + i - 1]` is `forced[i]`, whatever is sampled.
+    """
+
+    request: int
+    tokens: tuple[int, ...]
+    num_prompt: int
+    params: SamplingParams
+    seed: int
+    at: Assignment
+    forced: tuple[int, ...] = ()
+
+
+class PageGrant(NamedTuple):
+    """`rank` zeroes `page` and uses it for (block, group) of the request."""
+
+    request: int
+    block: int
+    group: int
+    rank: int
+    page: int
+
+
+class Shadow(NamedTuple):
+    """From this step on appends to (block, group) on `rank` go to `page` too (it is zeroed): evacuation."""
+
+    request: int
+    block: int
+    group: int
+    rank: int
+    page: int
+
+
+class PageMove(NamedTuple):
+    """From this step on (block, group) on `rank` is `page`, already filled; ends its shadow."""
+
+    request: int
+    block: int
+    group: int
+    rank: int
+    page: int
+
+
+class Stage(NamedTuple):
+    """Appends go to holders(next) too from this step on; None ends the staging (cancelled)."""
+
+    request: int
+    next: Assignment | None
+
+
+class Flip(NamedTuple):
+    """Reads, appends and projection follow `at` from this step on; ends the staging."""
+
+    request: int
+    at: Assignment
+
+
+class Resident(NamedTuple):
+    """The head shards that `rank` may read from this step on."""
+
+    rank: int
+    shards: frozenset[int]
+
+
+class Chunk(NamedTuple):
+    """Prompt rows [start, start + count); samples a token iff it reaches the end of what is known."""
+
+    request: int
+    start: int
+    count: int
+    method: Method
+
+
+class PageCopy(NamedTuple):
+    """Tokens [first, stop) of a page, all layers and fields, from one rank's page to another's."""
+
+    id: int
+    src_rank: int
+    src_page: int
+    dst_rank: int
+    dst_page: int
+    first: int
+    stop: int
+
+
+class ShardCopy(NamedTuple):
+    """Bytes [first, stop) of head shard `shard`, from its owner's slot to the same slot of `dst_rank`."""
+
+    id: int
+    dst_rank: int
+    shard: int
+    first: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What every rank does in step `index`. Empty `decodes` and `chunks`: a tick (copies, flips only).
+
+    `decodes` are request ids in the global section order, one row each, whose input is the last known
+    token. `chunks` are in that order too.
+    """
+
+    index: int
+    gone: tuple[int, ...] = ()
+    admits: tuple[Admit, ...] = ()
+    residents: tuple[Resident, ...] = ()
+    grants: tuple[PageGrant, ...] = ()
+    shadows: tuple[Shadow, ...] = ()
+    moves: tuple[PageMove, ...] = ()
+    stages: tuple[Stage, ...] = ()
+    flips: tuple[Flip, ...] = ()
+    decodes: tuple[int, ...] = ()
+    decode_method: Method = Method.EXCHANGE
+    """How decode rows of dop, dcp and cp meet their history (tp and dp are always local)."""
+    chunks: tuple[Chunk, ...] = ()
+    copies: tuple[PageCopy | ShardCopy, ...] = ()
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.decodes) + sum(c.count for c in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What came out of step `index`.
+
+    `tokens`: one per decode in plan order, then one per chunk that sampled, in plan order.
+    `gaps`: as `tokens`, the logit of the best token less that of the forced one (0 if equal), or less the
+    second best when nothing is forced; empty unless the executor was asked for gaps.
+    `acks`: ids of copies that completed since the last result. `started_s`/`ended_s`: the first rank's
+    start and the last rank's end of the forward pass on the host's monotonic clock, seconds (0 in a tick).
+    """
+
+    index: int
+    tokens: tuple[int, ...] = ()
+    acks: tuple[int, ...] = ()
+    gaps: tuple[float, ...] = ()
+    started_s: float = 0.0
+    ended_s: float = 0.0
+
+    @property
+    def forward_s(self) -> float:
+        return self.ended_s - self.started_s
+
+
+class Executor(Protocol):
+    """Turns plans into results, in order. `submit` returns at once; `collect` waits for the oldest."""
+
+    def submit(self, plan: StepPlan) -> None: ...
+
+    def collect(self) -> StepResult: ...
+
+    def close(self) -> None: ...
+
+
+class Clock(Protocol):
+    def now(self) -> float:
+        """Seconds on a monotonic clock."""
+        ...
+
+
+@dataclass(slots=True)
+class ManualClock:
+    """A clock that tests and the simulator set."""
+
+    time_s: float = field(default=0.0)
+
+    def now(self) -> float:
+        return self.time_s

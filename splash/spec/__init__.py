@@ -1,0 +1,1 @@
+"""What a model is: one normalised description from every shape of config.json."""

@@ -1,0 +1,184 @@
+"""A model as numbers: attention, feed-forward layers, rope, and what follows from them.
+
+Symbols as in DESIGN and REFERENCE: T ranks, G KV groups, H heads. Standard library only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from splash.core.errors import ConfigError
+
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Rotary embedding of `dim` dimensions; dim 0 is no rope.
+
+    `interleaved`: pairs are (0,1), (2,3), ... (MLA models); otherwise (i, i + dim/2) (GQA models).
+    yarn: `mscale`, `mscale_all_dim`, `beta_fast`, `beta_slow`, `factor`, `original_max_position`.
+    llama3: `factor`, `low_freq_factor`, `high_freq_factor`, `original_max_position`.
+    """
+
+    kind: Literal["default", "linear", "yarn", "llama3"]
+    dim: int
+    theta: float
+    interleaved: bool
+    factor: float = 1.0
+    original_max_position: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    attention_factor: float | None = None
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class MLASpec:
+    """Multi-head latent attention: one KV group; the cache holds latent and rotated rope key."""
+
+    num_heads: int
+    q_lora_rank: int | None
+    """None: q_proj goes straight from the hidden state."""
+    kv_lora_rank: int
+    nope_dim: int
+    rope_dim: int
+    v_dim: int
+    latent_eps: float
+    """Epsilon of the norms of the query and KV latents."""
+    softmax_scale: float
+
+    @property
+    def latent_dim(self) -> int:
+        """Elements cached per token and layer."""
+        return self.kv_lora_rank + self.rope_dim
+
+
+@dataclass(frozen=True, slots=True)
+class GQASpec:
+    """Grouped-query attention."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    softmax_scale: float
+    qk_norm: bool = False
+    """RMS norm over head_dim on q and k before rope (Qwen3)."""
+    bias: bool = False
+    """Biases on q, k, v (and o where the checkpoint has one)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DenseSpec:
+    """A gated MLP."""
+
+    ffn: int
+
+
+@dataclass(frozen=True, slots=True)
+class MoESpec:
+    """Routed experts and shared ones (always on, as one MLP of num_shared * expert_ffn)."""
+
+    num_experts: int
+    top_k: int
+    expert_ffn: int
+    num_shared: int
+    scoring: Literal["sigmoid", "softmax"]
+    norm_topk: bool
+    scaling: float
+    n_group: int = 1
+    topk_group: int = 1
+    correction_bias: bool = False
+    """e_score_correction_bias is added for the choice, not for the weight."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One model, normalised. Made by `spec.config.normalise`."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    attention: MLASpec | GQASpec
+    rope: RopeSpec
+    ffns: tuple[DenseSpec | MoESpec, ...]
+    """One a layer."""
+    norm_eps: float
+    tied_embeddings: bool
+    max_position: int
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    checkpoint_dtype: str
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.ffns)
+
+    @property
+    def is_mla(self) -> bool:
+        return isinstance(self.attention, MLASpec)
+
+    def kv_groups(self, ranks: int) -> int:
+        """G: 1 for MLA, min(KV heads, T) for GQA."""
+        return 1 if isinstance(self.attention, MLASpec) else min(self.attention.num_kv_heads, ranks)
+
+    def kv_heads_per_group(self, ranks: int) -> int:
+        if isinstance(self.attention, MLASpec):
+            return 1
+        return self.attention.num_kv_heads // self.kv_groups(ranks)
+
+    def kv_fields(self, ranks: int) -> tuple[tuple[str, int], ...]:
+        """(name, elements per token and layer) that one KV group caches."""
+        if isinstance(self.attention, MLASpec):
+            return (("latent", self.attention.latent_dim),)
+        width = self.kv_heads_per_group(ranks) * self.attention.head_dim
+        return ("k", width), ("v", width)
+
+    def shard_tensors(self, ranks: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """The switchable attention weights of one layer and one head shard, run-time form, in slot order.
+
+        Head-major: rows are output features of the shard's heads; `o` is transposed, [heads * v, hidden].
+        MLA: `kv_b` is [heads, nope + v, latent]; W_UK and W_UV are views of it.
+        GQA: k and v are those of the shard's KV group (stored T/G times over all shards).
+        """
+        att, d = self.attention, self.hidden_size
+        heads = att.num_heads // ranks
+        if isinstance(att, MLASpec):
+            q_in = d if att.q_lora_rank is None else att.q_lora_rank
+            return (
+                ("q", (heads * (att.nope_dim + att.rope_dim), q_in)),
+                ("kv_b", (heads, att.nope_dim + att.v_dim, att.kv_lora_rank)),
+                ("o", (heads * att.v_dim, d)),
+            )
+        kv_rows = self.kv_heads_per_group(ranks) * att.head_dim
+        tensors: tuple[tuple[str, tuple[int, ...]], ...] = (
+            ("q", (heads * att.head_dim, d)),
+            ("k", (kv_rows, d)),
+            ("v", (kv_rows, d)),
+            ("o", (heads * att.head_dim, d)),
+        )
+        if att.bias:
+            tensors += (("q_bias", (heads * att.head_dim,)), ("k_bias", (kv_rows,)), ("v_bias", (kv_rows,)))
+        return tensors
+
+    def check_ranks(self, ranks: int) -> None:
+        """ConfigError unless `T | H` and (`T | H_kv` or `H_kv | T`); names the rank counts that work."""
+        if not self._fits(ranks):
+            good = ", ".join(str(r) for r in range(1, self.attention.num_heads + 1) if self._fits(r))
+            kv = "" if isinstance(self.attention, MLASpec) else f" and {self.attention.num_kv_heads} KV heads"
+            raise ConfigError(
+                f"{self.attention.num_heads} attention heads{kv} cannot be divided over {ranks} ranks;"
+                f" choose --ranks from {good}"
+            )
+
+    def _fits(self, ranks: int) -> bool:
+        if ranks < 1 or self.attention.num_heads % ranks:
+            return False
+        if isinstance(self.attention, MLASpec):
+            return True
+        kv = self.attention.num_kv_heads
+        return kv % ranks == 0 or ranks % kv == 0
