@@ -1,0 +1,115 @@
+"""Hardware profiles: what is shipped loads, what is wrong is named."""
+
+import copy
+import math
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from splash.hw.load import known_profiles, load_profile, profile_from_table, shipped_folder
+from splash.hw.profile import HardwareProfile, ProfileError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Table = dict[str, Any]
+
+
+@pytest.fixture
+def table() -> Table:
+    return tomllib.loads((shipped_folder() / "cpu.toml").read_text())
+
+
+@pytest.mark.parametrize("name", sorted(known_profiles()))
+def test_every_shipped_profile_loads_under_its_file_name(name: str) -> None:
+    """Red when a profile falls behind the schema."""
+    assert load_profile(name).name == name
+
+
+def test_a_profile_holds_the_values_of_its_file(table: Table) -> None:
+    """Red when a field is read from a wrong key."""
+    profile = profile_from_table(table, name="cpu", where="here")
+    assert isinstance(profile, HardwareProfile)
+    assert profile.memory.bandwidth.value == table["memory"]["bandwidth"]["value"]
+    assert profile.collective.all_to_all.beta.source == table["collective"]["all_to_all"]["beta"]["source"]
+    assert isinstance(profile.memory.capacity.value, float)
+
+
+def test_a_users_profile_wins_and_a_path_needs_no_name(tmp_path: Path) -> None:
+    """Red when the order of the folders changes."""
+    text = (shipped_folder() / "cpu.toml").read_text()
+    (tmp_path / "cpu.toml").write_text(text.replace("summary = ", "summary = 'mine' # "))
+    shutil.copy(shipped_folder() / "cpu.toml", tmp_path / "desk.toml")
+    assert load_profile("cpu", user_folder=tmp_path).summary == "mine"
+    assert load_profile("cpu").summary != "mine"
+    assert load_profile(str(tmp_path / "desk.toml")).name == "desk"
+    assert set(known_profiles(user_folder=tmp_path)) >= {"cpu", "desk"}
+
+
+def _set(*path: str, to: Any) -> Callable[[Table], None]:
+    def change(table: Table) -> None:
+        for key in path[:-1]:
+            table = table[key]
+        table[path[-1]] = to
+
+    return change
+
+
+def _drop(*path: str) -> Callable[[Table], None]:
+    def change(table: Table) -> None:
+        for key in path[:-1]:
+            table = table[key]
+        del table[path[-1]]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_set("memry", to={}), ["'memry'", "did you mean 'memory'"]),
+        (_set("memory", "bandwith", to={}), ["memory", "'bandwith'", "did you mean 'bandwidth'"]),
+        (_set("name", to="cpu"), ["unknown key 'name'"]),
+        (_drop("host"), ["missing 'host'"]),
+        (_drop("collective", "broadcast", "beta"), ["collective.broadcast", "missing 'beta'"]),
+        (_drop("gemm", "float32", "source"), ["gemm.float32", "missing 'source'"]),
+        (_set("memory", "capacity", "value", to=-1), ["memory.capacity", "positive", "-1"]),
+        (_set("memory", "capacity", "value", to=0), ["memory.capacity", "positive"]),
+        (_set("memory", "capacity", "value", to=math.nan), ["memory.capacity", "positive", "nan"]),
+        (_set("memory", "capacity", "value", to=True), ["memory.capacity.value", "float", "True"]),
+        (_set("memory", "capacity", "value", to="24 GiB"), ["memory.capacity.value", "float", "24 GiB"]),
+        (_set("memory", "capacity", to=24), ["memory.capacity", "table", "24"]),
+        (_set("host", "step_overhead", "source", to="trust me"), ["host.step_overhead", "measured"]),
+        (_set("device", to=3), ["device", "str", "3"]),
+    ],
+)
+def test_a_wrong_profile_is_an_error_that_names_file_and_key(
+    table: Table, change: Callable[[Table], None], words: list[str]
+) -> None:
+    """Red when a check is lost: each row is one kind of mistake."""
+    broken = copy.deepcopy(table)
+    change(broken)
+    with pytest.raises(ProfileError) as caught:
+        profile_from_table(broken, name="cpu", where="my.toml")
+    assert all(word in str(caught.value) for word in ["my.toml", *words]), caught.value
+
+
+def test_an_unknown_name_lists_the_known_ones_and_the_closest() -> None:
+    """Red when the hint is lost."""
+    with pytest.raises(ProfileError, match=r"'cqu', did you mean 'cpu'\?; known: .*cpu"):
+        load_profile("cqu")
+
+
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
+    """Red when an OSError or a TOML error escapes."""
+    with pytest.raises(ProfileError, match=r"nowhere\.toml: No such file"):
+        load_profile(tmp_path / "nowhere.toml")
+    (tmp_path / "half.toml").write_text("[memory\n")
+    with pytest.raises(ProfileError, match=r"half\.toml is not valid TOML: .*line 1"):
+        load_profile(tmp_path / "half.toml")
