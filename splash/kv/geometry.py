@@ -52,9 +52,3 @@ class PoolGeometry:
     def kv_pages(self, num_resident: int) -> int:
         """Pages that KV can use while `num_resident` shards are resident."""
         return self.num_pages - 1 - num_resident * self.slot_pages
-
-
-def pages_for_kv(kv_pages: int, *, page_bytes: int, ranks: int, shard_bytes: int) -> PoolGeometry:
-    """The geometry that leaves `kv_pages` pages of KV while every slot is resident."""
-    slots = ranks * -(-shard_bytes // page_bytes)
-    return PoolGeometry(slots + 1 + kv_pages, page_bytes, ranks, shard_bytes)
