@@ -1,0 +1,1 @@
+"""Tests by what they need; helpers that several of them share are imported from here."""
