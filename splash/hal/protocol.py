@@ -132,13 +132,21 @@ class SeqRows:
 class Attention(Protocol):
     """Paged attention over explicit strides. Returns output and log-sum-exp (natural log, fp32)."""
 
+    def prepare(self, seqs: Sequence[SeqRows]) -> Any:
+        """Whatever of `seqs` does not depend on the layer (index tensors, offsets, groups), made once a step.
+
+        Opaque, immutable and good for every layer whose pages are those that `seqs` names.
+        """
+        ...
+
     def attend(
-        self, q: torch.Tensor, kv: PagedKV, seqs: Sequence[SeqRows], scale: float
+        self, q: torch.Tensor, kv: PagedKV, prepared: Any, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`q` [rows, heads, d_k] -> out [rows, heads, d_v] (dtype of q) and lse [rows, heads] fp32.
 
-        heads is a multiple of kv_heads. Rows without any key give out 0 and lse -inf. `q` may have zero rows;
-        rows that no sequence names are left 0 and -inf.
+        `prepared` is `prepare(seqs)` of this port. heads is a multiple of kv_heads. Rows without any key give
+        out 0 and lse -inf. `q` may have zero rows; rows that no sequence names are 0 and -inf. Only the
+        first `num_keys` tokens of the gathered pages are read as numbers: the rest may be NaN.
         """
         ...
 
