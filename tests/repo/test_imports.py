@@ -38,7 +38,7 @@ MAY_IMPORT["tui"] = {*MAY_IMPORT} - {"server", "tui"}
 MAY_IMPORT["cli"] = {*MAY_IMPORT}
 MAY_IMPORT["_demo"] = set()
 
-PORTS_MAY_IMPORT: dict[str, set[str]] = {"core", "spec", "layout", "hal"}
+PORTS_MAY_IMPORT = {"core", "spec", "layout", "hal"}
 
 NO_TORCH = PLANNING | {"hw", "sim", "server", "tui"}
 NO_CLOCK = PLANNING | {"hw", "sim"}
