@@ -46,6 +46,9 @@ CLOCK_AND_CHANCE = {"time", "datetime", "random", "secrets", "uuid"}
 NUMBERS = {"numpy", "tomli"}
 """What hw and sim may use beside the standard library."""
 
+STANDARD = sys.stdlib_module_names | {"tomllib"}
+"""Also of the Python versions that come after this one."""
+
 HEAVY = {"torch", "numpy", "triton", "transformers", "tokenizers", "safetensors", "mpi4py", "jinja2"}
 
 
@@ -58,7 +61,7 @@ def _layer(name: str) -> str:
 
 
 def _is_third_party(name: str) -> bool:
-    return name not in sys.stdlib_module_names and name != "splash" and not name.startswith("splash_")
+    return name not in STANDARD and name != "splash" and not name.startswith("splash_")
 
 
 def _breaches(modules: list[Module], breach: Callable[[Module, Import], bool]) -> list[str]:
