@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Communicator(Protocol):
-    """Collectives over ranks 0..size-1. All ranks call the same ones in the same order; zero counts are legal.
+    """Collectives over ranks 0..size-1; all ranks call the same ones in the same order. Zero counts are legal.
 
     Results are bit-identical on all ranks where they are replicated (router choices depend on it).
     """
@@ -28,7 +28,7 @@ class Communicator(Protocol):
     def size(self) -> int: ...
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum over ranks, in place; contiguous float32, bfloat16 or int64. Returns `x`."""
+        """Sum over ranks, in place; contiguous float32, float64, bfloat16 or int64. Returns `x`."""
         ...
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
@@ -151,27 +151,41 @@ class Attention(Protocol):
         ...
 
     def merge(self, outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Partial attention of disjoint key sets: `outs` [parts, rows, heads, d_v], `lses` [parts, rows, heads]
-        -> [rows, heads, d_v], [rows, heads]. Merging only empty parts gives 0 and -inf."""
+        """Join partial attention over disjoint key sets.
+
+        `outs` [parts, rows, heads, d_v] and `lses` [parts, rows, heads] fp32 -> [rows, heads, d_v] (dtype of
+        `outs`) and [rows, heads] fp32. Merging only empty parts gives 0 and -inf.
+        """
         ...
 
 
+class JobClosed(Exception):
+    """Raised by a rank's `receive` once the engine has closed the job; entry functions let it pass."""
+
+
 class RankJob(Protocol):
-    """Running ranks, as seen by the engine: messages to all of them and from each of them."""
+    """Running ranks, as seen by the engine: messages to all of them and from each of them.
+
+    What a rank raises ends the job: `send` and `receive` raise it again if it is a SplashError, and
+    RankFailure with the rank and its traceback otherwise.
+    """
 
     @property
     def size(self) -> int: ...
 
     def send(self, message: Any) -> None:
-        """The same picklable message to every rank."""
+        """The same picklable message to every rank. RankFailure as for `receive`."""
         ...
 
     def receive(self, timeout_s: float | None = None) -> list[Any]:
-        """One message from every rank, in rank order. RankFailure, naming the rank, if one died or timed out."""
+        """One message from every rank, in rank order.
+
+        RankFailure, naming the rank, if one died, ended or took longer than `timeout_s`.
+        """
         ...
 
     def close(self) -> None:
-        """Ask the ranks to end, wait, and end those that do not; leaves nothing behind."""
+        """Ask the ranks to end, wait, and end those that do not; leaves nothing behind. May be repeated."""
         ...
 
 
@@ -184,13 +198,14 @@ class RankContext:
     comm: Communicator
     backend: Backend
     receive: Callable[[], Any]
-    """Blocks (without spinning) for the next message of the engine."""
+    """Blocks (without spinning) for the next message of the engine; JobClosed when there will be none."""
     send: Callable[[Any], None]
     """One message to the engine."""
 
 
 class Backend(Protocol):
-    """A port. Constructing it may import torch; its SPEC may not."""
+    """A port: what a device offers to the engine. Neither its SPEC nor constructing and probing it import torch
+    where that can be avoided: the engine's process may have no use for it."""
 
     @property
     def name(self) -> str: ...
@@ -221,7 +236,7 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BackendSpec:
-    """What an entry point of group `splash.backends` names: importing it imports neither torch nor a driver."""
+    """What an entry point of group `splash.backends` names; importing it imports neither torch nor a driver."""
 
     name: str
     aliases: tuple[str, ...]
