@@ -18,7 +18,7 @@ class RopeSpec:
     """Rotary embedding of `dim` dimensions; dim 0 is no rope.
 
     `interleaved`: pairs are (0,1), (2,3), ... (MLA models); otherwise (i, i + dim/2) (GQA models).
-    yarn: `mscale`, `mscale_all_dim`, `beta_fast`, `beta_slow`, `factor`, `original_max_position`.
+    yarn: `mscale`, `mscale_all_dim`, `beta_fast`, `beta_slow`, `factor`, `original_max_position`, `truncate`.
     llama3: `factor`, `low_freq_factor`, `high_freq_factor`, `original_max_position`.
     """
 
@@ -33,8 +33,11 @@ class RopeSpec:
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
     attention_factor: float | None = None
+    """What cos and sin are multiplied by, always set for yarn; None is 1."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
+    truncate: bool = True
+    """yarn: the bounds of its ramp are rounded outwards to whole dimensions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,288 @@
+"""`normalise`: every shape of a Hugging Face config.json becomes one `ModelSpec`.
+
+Defaults of absent keys are those of transformers' config classes. A config that asks for something which is not
+computed here is refused by name: a model that is almost right is worse than none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from splash.core.errors import ConfigError
+from splash.spec.fields import Fields
+from splash.spec.model import (
+    ITEMSIZE,
+    DenseSpec,
+    GQASpec,
+    MLASpec,
+    ModelSpec,
+    MoESpec,
+    RopeSpec,
+)
+from splash.spec.rope import read_rope, yarn_mscale
+
+LATENT_EPS = 1e-6
+"""transformers' latent norms of deepseek_v3 and glm4_moe_lite have this epsilon whatever rms_norm_eps says."""
+
+_NESTED = ("text_config", "language_config", "llm_config")
+
+
+def normalise(config: object, *, where: str = "config.json") -> ModelSpec:
+    """The model that `config` (a parsed config.json) describes.
+
+    ConfigError names the key in question, or lists the supported model types. `where` opens its message.
+    """
+    if not isinstance(config, Mapping):
+        kind = (
+            "a string; store the object itself, not JSON within JSON"
+            if isinstance(config, str)
+            else "no object"
+        )
+        raise ConfigError(f"{where} holds {kind}")
+    fields = _text_model(Fields(config, where))
+    model_type = fields.text("model_type", default="")
+    if model_type not in _NORMALISERS:
+        found = f"model type '{model_type}' is not supported" if model_type else "there is no model_type"
+        raise ConfigError(f"{fields.where}: {found}; supported: {', '.join(supported_model_types())}")
+    odd = sorted({str(kind) for kind in fields.items("layer_types")} - {"full_attention"})
+    if odd:
+        raise ConfigError(
+            f"{fields.where}: layers of type {', '.join(odd)} are not supported in {model_type}"
+        )
+    return _NORMALISERS[model_type](fields)
+
+
+def supported_model_types() -> tuple[str, ...]:
+    return tuple(sorted(_NORMALISERS))
+
+
+def _text_model(config: Fields) -> Fields:
+    """The fields of the language model, which a multimodal config nests."""
+    nested = config.section(*_NESTED)
+    return config if nested is None else config.merged(nested)
+
+
+def _deepseek_v3(config: Fields) -> ModelSpec:
+    layers = config.integer("num_hidden_layers")
+    if config.integer("moe_layer_freq", default=1) != 1:
+        raise config.wrong("moe_layer_freq", expected="1 (others are not supported)")
+    dense = config.integer("first_k_dense_replace", default=3, minimum=0)
+    moe = _sigmoid_moe(config, n_group=8, topk_group=4, scaling=2.5)
+    return _mla_model(config, moe, is_dense=[layer < dense for layer in range(layers)], eps=1e-6)
+
+
+def _glm4_moe_lite(config: Fields) -> ModelSpec:
+    layers = config.integer("num_hidden_layers")
+    kinds = config.items("mlp_layer_types")
+    if kinds and (len(kinds) != layers or not set(kinds) <= {"dense", "sparse"}):
+        raise config.wrong(
+            "mlp_layer_types", expected=f"a list of 'dense' and 'sparse', one for each of {layers} layers"
+        )
+    dense = config.integer("first_k_dense_replace", default=1, minimum=0)
+    is_dense = [kind == "dense" for kind in kinds] or [layer < dense for layer in range(layers)]
+    return _mla_model(
+        config, _sigmoid_moe(config, n_group=1, topk_group=1, scaling=1.8), is_dense=is_dense, eps=1e-5
+    )
+
+
+def _llama(config: Fields) -> ModelSpec:
+    heads = config.integer("num_attention_heads")
+    if config.flag("mlp_bias", default=False):
+        raise config.wrong("mlp_bias", expected="false (MLPs with biases are not supported)")
+    dense = DenseSpec(config.integer("intermediate_size"))
+    return _gqa_model(
+        config,
+        ffns=(dense,) * config.integer("num_hidden_layers"),
+        num_kv_heads=config.integer("num_key_value_heads", default=heads),
+        qk_norm=False,
+        eps=1e-6,
+    )
+
+
+def _qwen3_moe(config: Fields) -> ModelSpec:
+    if config.flag("use_sliding_window", default=False):
+        raise config.wrong("use_sliding_window", expected="false (sliding windows are not supported)")
+    layers = config.integer("num_hidden_layers")
+    experts = config.integer("num_experts", "num_local_experts", default=128, minimum=0)
+    dense_layers = set(config.items("mlp_only_layers"))
+    sparse_step = config.integer("decoder_sparse_step", default=1)
+    sparse = [
+        experts > 0 and layer not in dense_layers and (layer + 1) % sparse_step == 0
+        for layer in range(layers)
+    ]
+    moe = _softmax_moe(config, experts) if any(sparse) else None
+    dense = None if all(sparse) else DenseSpec(config.integer("intermediate_size"))
+    return _gqa_model(
+        config,
+        ffns=_layer_ffns(dense, moe, [not is_sparse for is_sparse in sparse]),
+        num_kv_heads=config.integer("num_key_value_heads", default=config.integer("num_attention_heads")),
+        qk_norm=True,
+        eps=1e-6,
+    )
+
+
+_NORMALISERS: Mapping[str, Callable[[Fields], ModelSpec]] = {
+    "deepseek_v3": _deepseek_v3,
+    "glm4_moe_lite": _glm4_moe_lite,
+    "llama": _llama,
+    "qwen3_moe": _qwen3_moe,
+}
+
+
+def _mla_model(config: Fields, moe: MoESpec, *, is_dense: list[bool], eps: float) -> ModelSpec:
+    if config.flag("attention_bias", default=False):
+        raise config.wrong("attention_bias", expected="false (latent attention with biases is not supported)")
+    nope = config.integer("qk_nope_head_dim", default=128)
+    rope_dim = config.integer("qk_rope_head_dim", default=64)
+    max_position = config.integer("max_position_embeddings", default=4096)
+    interleaved = config.flag("rope_interleave", default=True)
+    rope = read_rope(config, dim=rope_dim, interleaved=interleaved, max_position=max_position)
+    attention = MLASpec(
+        num_heads=config.integer("num_attention_heads"),
+        q_lora_rank=config.optional_integer("q_lora_rank"),
+        kv_lora_rank=config.integer("kv_lora_rank"),
+        nope_dim=nope,
+        rope_dim=rope_dim,
+        v_dim=config.integer("v_head_dim", default=nope),
+        latent_eps=LATENT_EPS,
+        softmax_scale=_mla_softmax_scale(nope + rope_dim, rope),
+    )
+    dense = DenseSpec(config.integer("intermediate_size")) if any(is_dense) else None
+    return _model(
+        config, attention, rope, _layer_ffns(dense, moe, is_dense), eps=eps, max_position=max_position
+    )
+
+
+def _mla_softmax_scale(head_dim: int, rope: RopeSpec) -> float:
+    """head_dim ** -0.5, times the square of yarn's mscale where `mscale_all_dim` is set (transformers, DeepSeek)."""
+    mscale = yarn_mscale(rope.factor, rope.mscale_all_dim) if rope.mscale_all_dim else 1.0
+    return float(head_dim**-0.5 * mscale * mscale)
+
+
+def _gqa_model(
+    config: Fields, *, ffns: tuple[DenseSpec | MoESpec, ...], num_kv_heads: int, qk_norm: bool, eps: float
+) -> ModelSpec:
+    heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
+    head_dim = config.optional_integer("head_dim")
+    if head_dim is None and hidden % heads:
+        raise ConfigError(f"{config.where}: {heads} heads do not divide hidden_size {hidden}; give head_dim")
+    head_dim = head_dim or hidden // heads
+    if heads % num_kv_heads:
+        raise ConfigError(
+            f"{config.where}: num_key_value_heads {num_kv_heads} does not divide num_attention_heads {heads}"
+        )
+    max_position = config.integer("max_position_embeddings", default=2048)
+    rope = read_rope(config, dim=head_dim, interleaved=False, max_position=max_position)
+    attention = GQASpec(
+        num_heads=heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        softmax_scale=head_dim**-0.5,
+        qk_norm=qk_norm,
+        bias=config.flag("attention_bias", default=False),
+    )
+    return _model(config, attention, rope, ffns, eps=eps, max_position=max_position)
+
+
+def _model(
+    config: Fields,
+    attention: MLASpec | GQASpec,
+    rope: RopeSpec,
+    ffns: tuple[DenseSpec | MoESpec, ...],
+    *,
+    eps: float,
+    max_position: int,
+) -> ModelSpec:
+    """What all model types have in common. `eps`: the norm's epsilon if the config has none."""
+    activation = config.text("hidden_act", default="silu")
+    if activation not in ("silu", "swish"):
+        raise config.wrong("hidden_act", expected="silu (other activations are not supported)")
+    return ModelSpec(
+        model_type=config.text("model_type", default=""),
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=config.integer("hidden_size"),
+        attention=attention,
+        rope=rope,
+        ffns=ffns,
+        norm_eps=config.number("rms_norm_eps", default=eps),
+        tied_embeddings=config.flag("tie_word_embeddings", default=False),
+        max_position=max_position,
+        bos_token_id=next(iter(token_ids(config, "bos_token_id")), None),
+        eos_token_ids=token_ids(config, "eos_token_id"),
+        checkpoint_dtype=_dtype(config),
+    )
+
+
+def _layer_ffns(
+    dense: DenseSpec | None, moe: MoESpec | None, is_dense: list[bool]
+) -> tuple[DenseSpec | MoESpec, ...]:
+    chosen = [dense if here else moe for here in is_dense]
+    return tuple(ffn for ffn in chosen if ffn is not None)
+
+
+def _sigmoid_moe(config: Fields, *, n_group: int, topk_group: int, scaling: float) -> MoESpec:
+    """DeepSeek-V3's gating: sigmoid scores, a bias for the choice only, groups (`noaux_tc`)."""
+    for key, only in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
+        if config.text(key, default=only) != only:
+            raise config.wrong(key, expected=f"{only} (other gatings are not supported)")
+    return _checked(
+        config,
+        MoESpec(
+            num_experts=config.integer("n_routed_experts", "num_local_experts", "num_experts"),
+            top_k=config.integer("num_experts_per_tok"),
+            expert_ffn=config.integer("moe_intermediate_size"),
+            num_shared=config.integer("n_shared_experts", default=0, minimum=0),
+            scoring="sigmoid",
+            norm_topk=config.flag("norm_topk_prob", default=True),
+            scaling=config.number("routed_scaling_factor", default=scaling),
+            n_group=config.integer("n_group", default=n_group),
+            topk_group=config.integer("topk_group", default=topk_group),
+            correction_bias=True,
+        ),
+    )
+
+
+def _softmax_moe(config: Fields, experts: int) -> MoESpec:
+    return _checked(
+        config,
+        MoESpec(
+            num_experts=experts,
+            top_k=config.integer("num_experts_per_tok", default=8),
+            expert_ffn=config.integer("moe_intermediate_size"),
+            num_shared=0,
+            scoring="softmax",
+            norm_topk=config.flag("norm_topk_prob", default=False),
+            scaling=1.0,
+        ),
+    )
+
+
+def _checked(config: Fields, moe: MoESpec) -> MoESpec:
+    """`moe` if its numbers fit each other."""
+    size, rest = divmod(moe.num_experts, moe.n_group)
+    if rest or moe.topk_group > moe.n_group or (moe.correction_bias and size < 2):
+        raise ConfigError(
+            f"{config.where}: {moe.num_experts} experts do not make {moe.n_group} groups (n_group) of at least two,"
+            f" of which {moe.topk_group} (topk_group) are kept"
+        )
+    if moe.top_k > size * moe.topk_group:
+        raise ConfigError(
+            f"{config.where}: num_experts_per_tok {moe.top_k} exceeds the {size * moe.topk_group} experts it may choose"
+        )
+    return moe
+
+
+def token_ids(config: Fields, key: str) -> tuple[int, ...]:
+    """Token ids that a config gives as a number, a list or not at all."""
+    value = config.raw(key)
+    ids = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
+    if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
+        raise config.wrong(key, expected="a token id or a list of token ids")
+    return tuple(ids)
+
+
+def _dtype(config: Fields) -> str:
+    name = config.text("dtype", "torch_dtype", default="float32").removeprefix("torch.")
+    if name not in ITEMSIZE:
+        raise config.wrong("dtype", "torch_dtype", expected=f"one of {', '.join(ITEMSIZE)}")
+    return name
