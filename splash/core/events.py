@@ -258,4 +258,5 @@ def from_json(data: Mapping[str, Any]) -> Event:
         odd = sorted(set(given) ^ known)
         raise ValueError(f"event {name}: missing or unknown fields: {', '.join(odd)}")
     hints = get_type_hints(cls)
-    return cls(**{k: float(v) if hints[k] is float else v for k, v in given.items()})
+    values: dict[str, Any] = {k: float(v) if hints[k] is float else v for k, v in given.items()}
+    return cls(**values)

@@ -54,8 +54,6 @@ def difference(
     return Difference(tuple(copies), tuple(releases))
 
 
-def present_holders(
-    at: Assignment, num_blocks: int, topo: Topology
-) -> list[list[tuple[int, ...]]]:
+def present_holders(at: Assignment, num_blocks: int, topo: Topology) -> list[list[tuple[int, ...]]]:
     """`holders` of every block and group: the state of a request at rest under `at`."""
     return [[holders(at, b, g, topo) for g in range(topo.groups)] for b in range(num_blocks)]

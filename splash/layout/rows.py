@@ -41,9 +41,14 @@ class Span:
 _SECTION = {layout.name: i for i, layout in enumerate(SECTION_ORDER)}
 
 
-def section_key(span: Span) -> tuple[int, bool, int, int]:
+def section_key_of(at: Assignment, decode: bool, request: int) -> tuple[int, bool, int, int]:
     """Sort key of the global row order: section, prefill before decode, owner, request id."""
-    return _SECTION[span.present.layout.name], span.decode, span.present.home, span.request
+    return _SECTION[at.layout.name], decode, at.home, request
+
+
+def section_key(span: Span) -> tuple[int, bool, int, int]:
+    """`section_key_of` of a span."""
+    return section_key_of(span.present, span.decode, span.request)
 
 
 def ordered(spans: Iterable[Span]) -> list[Span]:

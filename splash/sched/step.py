@@ -4,9 +4,10 @@ Plans are deltas. An executor mirrors per request {tokens, computed length, pres
 and per rank {resident shards}; a plan says only what changes, then which rows to compute. Whatever
 decides a collective (rows, assignments, methods) is in the plan, so all ranks agree on it.
 
-Order of effects within one plan: `gone`, `admits`, `residents`, `grants`, `shadows`, `moves`,
-`stages`, `flips`; then the forward pass over `decodes` and `chunks`; then `copies`, in the
-background where the port can. Their acknowledgements may come with any later result.
+Order of effects within one plan: `gone`, `admits`, `residents`, `grants`, `shadows`, `moves`, `flips`,
+`stages` (a flip ends a staging; a stage after it begins one or goes on with it); then the forward pass over
+`decodes` and `chunks`; then `copies`, in the background where the port can. Their acknowledgements may come
+with any later result.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ class Resident(NamedTuple):
     shards: frozenset[int]
 
 
-class Chunk(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Chunk:
     """Prompt rows [start, start + count); samples a token iff it reaches the end of what is known."""
 
     request: int
@@ -129,6 +131,7 @@ class StepPlan:
 
     index: int
     gone: tuple[int, ...] = ()
+    """Requests to forget; an id that the executor does not know is ignored."""
     admits: tuple[Admit, ...] = ()
     residents: tuple[Resident, ...] = ()
     grants: tuple[PageGrant, ...] = ()

@@ -1,0 +1,135 @@
+"""Blocks and their copies: a block is logical, its copies are pages on ranks.
+
+`KVStore` owns the pools of all ranks and decides pages; it plans nothing. Ranks see only page ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from splash.kv.geometry import PoolGeometry
+from splash.kv.pool import PagePool, PageState
+from splash.layout.holders import Topology, holders
+from splash.layout.layouts import Assignment
+
+
+class Block:
+    """Up to block_size tokens of one request. `copies` maps (group, rank) to a page."""
+
+    __slots__ = ("copies",)
+
+    def __init__(self) -> None:
+        self.copies: dict[tuple[int, int], int] = {}
+
+
+class KVStore:
+    """The pools of all ranks, and the pages of every block.
+
+    Released pages are RETIRING until the result of the last step that may read them has been collected
+    and no copier has them pinned.
+    """
+
+    def __init__(
+        self, geometry: PoolGeometry, topo: Topology, block_size: int, *, prefer_slots: bool = False
+    ) -> None:
+        self.geometry = geometry
+        self.topo = topo
+        self.block_size = block_size
+        self.pools = [PagePool(geometry, rank, prefer_slots=prefer_slots) for rank in range(topo.ranks)]
+        self._retiring: list[tuple[int, int, int]] = []
+        self._placements: dict[tuple[Assignment, int], tuple[tuple[int, int], ...]] = {}
+
+    def keys(self, at: Assignment, block: int) -> tuple[tuple[int, int], ...]:
+        """The (group, rank) pairs that hold `block` under `at`; memoised, the table is periodic in T."""
+        key = (at, block % self.topo.ranks)
+        known = self._placements.get(key)
+        if known is None:
+            known = tuple(
+                (group, rank)
+                for group in range(self.topo.groups)
+                for rank in holders(at, block, group, self.topo)
+            )
+            self._placements[key] = known
+        return known
+
+    def num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def missing(self, blocks: Sequence[Block], at: Assignment, first: int, stop: int) -> list[int]:
+        """Pages per rank that blocks [first, stop) still lack under `at`; blocks past the end lack all."""
+        need = [0] * self.topo.ranks
+        for index in range(first, stop):
+            copies = blocks[index].copies if index < len(blocks) else ()
+            for key in self.keys(at, index):
+                if key not in copies:
+                    need[key[1]] += 1
+        return need
+
+    def fits(self, need: Sequence[int], margin: int = 0) -> bool:
+        """Whether every rank that needs pages has them and `margin` more."""
+        return all(n == 0 or pool.available >= n + margin for n, pool in zip(need, self.pools, strict=True))
+
+    def lacking(self, need: Sequence[int], margin: int = 0) -> list[int]:
+        """The ranks that make `fits` false."""
+        return [r for r, n in enumerate(need) if n and self.pools[r].available < n + margin]
+
+    def add_copies(
+        self, block: Block, index: int, at: Assignment, state: PageState
+    ) -> list[tuple[int, int, int]]:
+        """Pages for what `block` lacks under `at`: the new (group, rank, page). The caller checked the room."""
+        added: list[tuple[int, int, int]] = []
+        for key in self.keys(at, index):
+            if key not in block.copies:
+                (page,) = self.pools[key[1]].take(1, state)
+                block.copies[key] = page
+                added.append((key[0], key[1], page))
+        return added
+
+    def keep_only(self, block: Block, index: int, at: Assignment, last_step: int) -> None:
+        """The block is at rest under `at`: its copies there are LIVE, all others retire."""
+        wanted = self.keys(at, index)
+        for key in [k for k in block.copies if k not in wanted]:
+            self.retire(key[1], block.copies.pop(key), last_step)
+        for key in wanted:
+            self.pools[key[1]].set_state(block.copies[key], PageState.LIVE)
+
+    def retire(self, rank: int, page: int, last_step: int) -> None:
+        """Free `page` once step `last_step` is collected and nothing pins it."""
+        self.pools[rank].set_state(page, PageState.RETIRING)
+        self._retiring.append((last_step, rank, page))
+
+    def collect(self, step: int) -> None:
+        """Free retiring pages whose last reader is step `step` or earlier."""
+        if not self._retiring:
+            return
+        kept = []
+        for entry in self._retiring:
+            last_step, rank, page = entry
+            if last_step <= step and not self.pools[rank].pinned(page):
+                self.pools[rank].release(page)
+            else:
+                kept.append(entry)
+        self._retiring = kept
+
+    @property
+    def num_retiring(self) -> int:
+        return len(self._retiring)
+
+    def check(self, blocks: Iterable[Block], extra: Iterable[tuple[int, int]] = ()) -> None:
+        """AssertionError unless the pages in use are exactly those of `blocks`, `extra` (rank, page) and retiring."""
+        held: list[set[int]] = [set() for _ in self.pools]
+        total = 0
+        for block in blocks:
+            for (_, rank), page in block.copies.items():
+                held[rank].add(page)
+                total += 1
+        for rank, page in [*extra, *((r, p) for _, r, p in self._retiring)]:
+            held[rank].add(page)
+            total += 1
+        assert total == sum(map(len, held)), "a page has two uses"
+        for pool in self.pools:
+            pool.check()
+            used = pool.pages_in((PageState.RESERVED, PageState.LIVE, PageState.RETIRING))
+            assert used == held[pool.rank], (
+                f"rank {pool.rank}: pages lost {used - held[pool.rank]}, unaccounted {held[pool.rank] - used}"
+            )

@@ -1,0 +1,197 @@
+"""The ledger of background copies: what is to be copied, within a budget, pinned until acknowledged."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from splash.kv.blocks import Block, KVStore
+from splash.sched.step import PageCopy, ShardCopy
+
+
+@dataclass(slots=True, eq=False)
+class CopyGroup:
+    """Copies that matter together: complete when `pending` is 0; a cancelled group sends nothing more."""
+
+    pending: int = 0
+    """Queued or in flight."""
+    in_flight: int = 0
+    cancelled: bool = False
+    num_bytes: int = 0
+    done_bytes: int = 0
+
+    @property
+    def complete(self) -> bool:
+        return self.pending == 0
+
+
+@dataclass(slots=True, eq=False)
+class Draft:
+    """One copy before it is sent. Pages are looked up when it is: an evacuation may have moved the source.
+
+    A page draft has `block`; `dst_page` None means the block's own copy on the destination. A shard draft
+    has `shard` and covers its bytes [first, stop).
+    """
+
+    group: CopyGroup
+    src_rank: int
+    dst_rank: int
+    num_bytes: int
+    first: int
+    stop: int
+    block: Block | None = None
+    kv_group: int = 0
+    dst_page: int | None = None
+    shard: int = -1
+    pins: tuple[tuple[int, int], ...] = field(default=(), repr=False)
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes that arrived, [source][destination]."""
+
+    kv: list[list[int]]
+    weights: list[list[int]]
+    evacuated_pages: int = 0
+
+    @classmethod
+    def empty(cls, ranks: int) -> Traffic:
+        return cls([[0] * ranks for _ in range(ranks)], [[0] * ranks for _ in range(ranks)])
+
+
+class CopyLedger:
+    """Queues one draft list per destination, sends within a budget, settles on acknowledgement."""
+
+    def __init__(self, store: KVStore) -> None:
+        self._store = store
+        self._ranks = store.topo.ranks
+        self._queues: list[deque[Draft]] = [deque() for _ in range(self._ranks)]
+        self._sent: dict[int, Draft] = {}
+        self._next_id = 0
+        self._outbox: list[tuple[int, Draft]] = []
+        self.traffic = Traffic.empty(self._ranks)
+        self.pages_left = 0
+        self.weight_bytes_left = 0
+
+    def add(self, draft: Draft) -> None:
+        draft.group.pending += 1
+        draft.group.num_bytes += draft.num_bytes
+        self._queues[draft.dst_rank].append(draft)
+        self._count(draft, 1)
+
+    def queued_bytes(self, dst_rank: int) -> int:
+        return sum(d.num_bytes for d in self._queues[dst_rank] if not d.group.cancelled)
+
+    def fill_outbox(self, budget: int) -> None:
+        """Choose what the next plan sends: at most `budget` bytes out of and into every rank, one copy at least."""
+        out = [budget] * self._ranks
+        for draft in (d for _, d in self._outbox):
+            out[draft.src_rank] -= draft.num_bytes
+        for dst, queue in enumerate(self._queues):
+            into = budget - sum(d.num_bytes for _, d in self._outbox if d.dst_rank == dst)
+            while queue:
+                draft = queue[0]
+                if draft.group.cancelled:
+                    self._drop(queue.popleft())
+                    continue
+                spent = min(into, out[draft.src_rank])
+                if draft.num_bytes > spent and spent < budget:
+                    break
+                queue.popleft()
+                into -= draft.num_bytes
+                out[draft.src_rank] -= draft.num_bytes
+                self._pin(draft)
+                self._outbox.append((self._next_id, draft))
+                self._next_id += 1
+
+    def take_outbox(self) -> tuple[PageCopy | ShardCopy, ...]:
+        """The copies of the plan being made; those cancelled meanwhile are dropped."""
+        if not self._outbox:
+            return ()
+        messages: list[PageCopy | ShardCopy] = []
+        for copy_id, draft in self._outbox:
+            if draft.group.cancelled:
+                self._unpin(draft)
+                self._drop(draft)
+                continue
+            draft.group.in_flight += 1
+            self._sent[copy_id] = draft
+            messages.append(self._message(copy_id, draft))
+        self._outbox = []
+        return tuple(messages)
+
+    def acknowledge(self, ids: Iterable[int]) -> None:
+        """Copies have completed: unpin their pages and count their bytes."""
+        for copy_id in ids:
+            draft = self._sent.pop(copy_id)
+            self._unpin(draft)
+            group = draft.group
+            group.in_flight -= 1
+            group.pending -= 1
+            group.done_bytes += draft.num_bytes
+            self._count(draft, -1)
+            if draft.shard >= 0:
+                self.traffic.weights[draft.src_rank][draft.dst_rank] += draft.num_bytes
+            elif draft.src_rank == draft.dst_rank:
+                self.traffic.evacuated_pages += 1
+            else:
+                self.traffic.kv[draft.src_rank][draft.dst_rank] += draft.num_bytes
+
+    def purge(self) -> None:
+        """Drop queued drafts of cancelled groups, so that the counts of what is left are true."""
+        for queue in self._queues:
+            if any(d.group.cancelled for d in queue):
+                for draft in [d for d in queue if d.group.cancelled]:
+                    self._drop(draft)
+                kept = [d for d in queue if not d.group.cancelled]
+                queue.clear()
+                queue.extend(kept)
+
+    @property
+    def idle(self) -> bool:
+        return not self._sent and not self._outbox and not any(self._queues)
+
+    @property
+    def has_outbox(self) -> bool:
+        return bool(self._outbox)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._sent)
+
+    def take_traffic(self) -> Traffic:
+        """What arrived since the last call."""
+        traffic, self.traffic = self.traffic, Traffic.empty(self._ranks)
+        return traffic
+
+    def _message(self, copy_id: int, draft: Draft) -> PageCopy | ShardCopy:
+        if draft.shard >= 0:
+            return ShardCopy(copy_id, draft.dst_rank, draft.shard, draft.first, draft.stop)
+        (_, src_page), (_, dst_page) = draft.pins
+        return PageCopy(copy_id, draft.src_rank, src_page, draft.dst_rank, dst_page, draft.first, draft.stop)
+
+    def _pin(self, draft: Draft) -> None:
+        if draft.block is None:
+            return
+        copies = draft.block.copies
+        src = copies[draft.kv_group, draft.src_rank]
+        dst = copies[draft.kv_group, draft.dst_rank] if draft.dst_page is None else draft.dst_page
+        draft.pins = (draft.src_rank, src), (draft.dst_rank, dst)
+        for rank, page in draft.pins:
+            self._store.pools[rank].pin(page)
+
+    def _unpin(self, draft: Draft) -> None:
+        for rank, page in draft.pins:
+            self._store.pools[rank].unpin(page)
+        draft.pins = ()
+
+    def _drop(self, draft: Draft) -> None:
+        draft.group.pending -= 1
+        self._count(draft, -1)
+
+    def _count(self, draft: Draft, sign: int) -> None:
+        if draft.shard >= 0:
+            self.weight_bytes_left += sign * draft.num_bytes
+        else:
+            self.pages_left += sign

@@ -1,0 +1,68 @@
+"""A plan while it is being made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from splash.sched.step import (
+    Admit,
+    Chunk,
+    Flip,
+    PageCopy,
+    PageGrant,
+    PageMove,
+    Resident,
+    Shadow,
+    ShardCopy,
+    Stage,
+    StepPlan,
+)
+
+
+@dataclass(slots=True)
+class PlanDraft:
+    """Collects the parts of one StepPlan; `freeze` makes it."""
+
+    index: int
+    gone: list[int] = field(default_factory=list)
+    admits: list[Admit] = field(default_factory=list)
+    residents: list[Resident] = field(default_factory=list)
+    grants: list[PageGrant] = field(default_factory=list)
+    shadows: list[Shadow] = field(default_factory=list)
+    moves: list[PageMove] = field(default_factory=list)
+    stages: list[Stage] = field(default_factory=list)
+    flips: list[Flip] = field(default_factory=list)
+    decodes: tuple[int, ...] = ()
+    chunks: list[Chunk] = field(default_factory=list)
+    copies: tuple[PageCopy | ShardCopy, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Nothing in it that an executor must hear of now."""
+        return not (
+            self.decodes
+            or self.chunks
+            or self.copies
+            or self.gone
+            or self.residents
+            or self.moves
+            or self.stages
+            or self.flips
+            or self.shadows
+        )
+
+    def freeze(self) -> StepPlan:
+        return StepPlan(
+            index=self.index,
+            gone=tuple(self.gone),
+            admits=tuple(self.admits),
+            residents=tuple(self.residents),
+            grants=tuple(self.grants),
+            shadows=tuple(self.shadows),
+            moves=tuple(self.moves),
+            stages=tuple(self.stages),
+            flips=tuple(self.flips),
+            decodes=self.decodes,
+            chunks=tuple(self.chunks),
+            copies=self.copies,
+        )

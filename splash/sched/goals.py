@@ -1,0 +1,99 @@
+"""Where requests shall go: homes chosen so that the ranks' loads balance, and whether it fits at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from splash.kv.blocks import KVStore
+from splash.layout.capacity import PoolRoom, request_tokens
+from splash.layout.layouts import Assignment, Layout, Placement
+from splash.sched.record import Record
+
+
+def choose_homes(records: Sequence[Record], layout: Layout, store: KVStore) -> dict[int, Assignment]:
+    """A goal per record id. Records already in (or on their way to) the placement keep their home; the
+    others go, longest first, to the rank with the fewest tokens (owner) or blocks (stripe offset)."""
+    load = [0] * store.topo.ranks
+    goals: dict[int, Assignment] = {}
+    homeless = []
+    for record in records:
+        home = _kept_home(record, layout.placement)
+        if home is None:
+            homeless.append(record)
+        else:
+            goals[record.id] = Assignment(layout, home)
+            load[home] += max(1, record.computed)
+    for record in sorted(homeless, key=lambda r: -r.computed):
+        home = load.index(min(load))
+        goals[record.id] = Assignment(layout, home)
+        load[home] += max(1, record.computed)
+    return goals
+
+
+def balanced_homes(records: Sequence[Record], store: KVStore) -> dict[int, int]:
+    """Owners for records of owner layouts, such that tokens balance, moving few: records leave the fullest
+    rank for the emptiest while that narrows the gap. Returns the new home of those that move."""
+    load = [0] * store.topo.ranks
+    for record in records:
+        load[record.goal.home] += record.computed
+    moves: dict[int, int] = {}
+    for record in sorted(records, key=lambda r: -r.computed):
+        full, empty = load.index(max(load)), load.index(min(load))
+        gap = load[full] - load[empty]
+        if record.goal.home == full and record.computed and record.computed * 2 <= gap:
+            load[full] -= record.computed
+            load[empty] += record.computed
+            moves[record.id] = empty
+    return moves
+
+
+def home_for_new(records: Iterable[Record], layout: Layout, store: KVStore) -> int:
+    """The home of a request about to be admitted: the rank with the fewest tokens of this placement,
+    counting prompts that are still to be computed."""
+    if layout.placement is Placement.BY_HEAD:
+        return 0
+    load = [0] * store.topo.ranks
+    for record in records:
+        if record.present.layout.placement is not Placement.BY_HEAD:
+            load[record.goal.home] += len(record.tokens)
+    return load.index(min(load))
+
+
+def room(store: KVStore) -> PoolRoom:
+    """Pages per rank for KV, with the own shard and with all shards resident."""
+    return PoolRoom(store.geometry.kv_pages(1), store.geometry.kv_pages(store.topo.ranks))
+
+
+def refusal(
+    layout: Layout,
+    goals: dict[int, Assignment],
+    running: Sequence[Record],
+    waiting: Iterable[Record],
+    store: KVStore,
+) -> str | None:
+    """Why the target cannot be reached, with numbers; None if it fits when all has moved."""
+    pages = room(store).pages(layout)
+    need = [0] * store.topo.ranks
+    for record in running:
+        for index in range(len(record.blocks)):
+            for _, rank in store.keys(goals[record.id], index):
+                need[rank] += 1
+    worst = max(range(store.topo.ranks), key=lambda r: need[r])
+    if need[worst] > pages:
+        return (
+            f"{layout} needs {need[worst]} KV pages on rank {worst} for {len(running)} running requests,"
+            f" its pool has {pages} under that layout"
+        )
+    longest = max((r.limit for r in (*running, *waiting)), default=0)
+    holds = request_tokens(layout, room(store), store.topo, store.block_size)
+    if longest > holds:
+        return f"{layout} holds at most {holds} tokens of one request, one may grow to {longest}"
+    return None
+
+
+def _kept_home(record: Record, placement: Placement) -> int | None:
+    if record.staging is not None and record.staging.next.layout.placement is placement:
+        return record.staging.next.home
+    if record.running and record.present.layout.placement is placement:
+        return record.present.home
+    return None

@@ -1,0 +1,101 @@
+"""When to change the layout, and to which: the interface, and a policy of thresholds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from splash.layout.layouts import CP, DCP, DOP, DP, TP, Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The work at hand as a policy sees it at a batch boundary. Lengths in tokens."""
+
+    step: int
+    running: int
+    waiting: int
+    mean_context: int
+    max_context: int
+    prompt_left: int
+    """Prompt tokens still to be computed, of running requests."""
+    longest_prompt_left: int
+    waiting_prompt: int
+    """The longest waiting prompt."""
+    memory_bound: bool
+    """A request waits for pages, or was preempted lately."""
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A new target. `predicted` maps layouts to the figure the policy compared, if it has one."""
+
+    target: str
+    reason: str
+    predicted: dict[str, float] = field(default_factory=dict)
+
+
+class Policy(Protocol):
+    """Asked at batch boundaries; answers None to stay. Must be deterministic in what it is given."""
+
+    name: str
+
+    def decide(self, load: Load) -> Decision | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Where the regimes of REFERENCE §5 begin, scaled to a small model on a CPU."""
+
+    many: int = 6
+    """Running requests from which owners win."""
+    long_context: int = 192
+    """Mean context from which few requests are striped."""
+    long_prompt: int = 512
+    """Prompt tokens left in one request from which it is computed by all ranks."""
+    dwell_steps: int = 24
+    """Steps a target is kept at least."""
+    confirm_steps: int = 4
+    """Steps in a row that must agree on a change."""
+
+
+class ThresholdPolicy:
+    """Few short requests: tp. Many: dp, or dop when memory binds. Few long ones: dcp. A long prompt: cp.
+
+    A change needs `confirm_steps` equal wishes in a row and `dwell_steps` since the last one.
+    """
+
+    name = "auto (thresholds)"
+
+    def __init__(self, thresholds: Thresholds | None = None) -> None:
+        self._at = thresholds or Thresholds()
+        self._wish = ""
+        self._agreed = 0
+        self._changed_at = -(10**9)
+
+    def decide(self, load: Load) -> Decision | None:
+        layout, reason = self._preferred(load)
+        self._agreed = self._agreed + 1 if layout.name == self._wish else 1
+        self._wish = layout.name
+        if (
+            layout.name == load.target
+            or self._agreed < self._at.confirm_steps
+            or load.step - self._changed_at < self._at.dwell_steps
+        ):
+            return None
+        self._changed_at = load.step
+        return Decision(layout.name, reason)
+
+    def _preferred(self, load: Load) -> tuple[Layout, str]:
+        prompt = max(load.longest_prompt_left, load.waiting_prompt)
+        at = self._at
+        if load.memory_bound:
+            return DOP, f"KV memory binds: {load.running} running, {load.waiting} waiting"
+        if prompt >= at.long_prompt and load.running < at.many:
+            return CP, f"a long prompt: {prompt} tokens left"
+        if load.running + load.waiting >= at.many:
+            return DP, f"many requests: {load.running} running, {load.waiting} waiting"
+        if load.running and load.mean_context >= at.long_context:
+            return DCP, f"few long requests: {load.running} running, mean context {load.mean_context}"
+        return TP, f"few short requests: {load.running} running"

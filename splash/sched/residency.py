@@ -1,0 +1,247 @@
+"""The weight slots of one rank on their way: drain pages out, fetch shards, and give slots back to KV."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from splash.kv.blocks import Block, KVStore
+from splash.kv.pool import PageState, SlotState
+from splash.sched.copies import CopyGroup, CopyLedger, Draft
+from splash.sched.record import Record
+from splash.sched.step import PageMove, Shadow
+
+SHARD_CHUNK_BYTES = 1 << 20
+"""Shards are fetched in runs of this many bytes."""
+
+
+class Phase(Enum):
+    """Where a rank's residency stands."""
+
+    OWN = "own"
+    DRAINING = "draining"
+    FETCHING = "fetching"
+    FULL = "full"
+
+
+@dataclass(slots=True, eq=False)
+class Evacuation:
+    """One page leaving a draining slot of its rank; reads stay on the old page until it has moved."""
+
+    record: Record
+    index: int
+    kv_group: int
+    old_page: int
+    new_page: int
+    copies: CopyGroup
+    shadowed: bool
+    """Its block still receives tokens: appends go to both pages."""
+    announced: bool = False
+
+    @property
+    def ready(self) -> bool:
+        return self.copies.complete and (self.announced or not self.shadowed)
+
+
+@dataclass(slots=True, eq=False)
+class RankResidency:
+    """Residency of one rank, driven by `grow`, `advance` and `shrink`; every phase is a serving state."""
+
+    rank: int
+    store: KVStore
+    ledger: CopyLedger
+    phase: Phase = Phase.OWN
+    spare: list[int] = field(default_factory=list)
+    """Pages reserved for evacuations that have not begun."""
+    evacuations: list[Evacuation] = field(default_factory=list)
+    fetch: CopyGroup | None = None
+    abandoned: list[tuple[CopyGroup, list[int]]] = field(default_factory=list)
+    """Fetches given up while copies were in flight, with the slots they still write to."""
+    undone: list[PageMove] = field(default_factory=list)
+    """Moves given up after their shadow was announced: back to the old page."""
+    opening: tuple[int, list[int]] | None = None
+    """(last step that may read them, slots) of replicas that are being given back."""
+
+    @property
+    def others(self) -> list[int]:
+        return [j for j in range(self.store.topo.ranks) if j != self.rank]
+
+    @property
+    def settled(self) -> bool:
+        """Nothing is under way."""
+        return self.phase in (Phase.OWN, Phase.FULL) and self.opening is None and not self.abandoned
+
+    def shortage(self, margin: int) -> int:
+        """Pages that are missing to grow now; 0 if it can."""
+        pool = self.store.pools[self.rank]
+        occupied = sum(len(pool.occupied(j)) for j in self.others)
+        free_outside = pool.available - sum(
+            self.store.geometry.slot_pages - len(pool.occupied(j)) for j in self.others
+        )
+        return max(0, occupied + margin - free_outside)
+
+    def grow(self, margin: int) -> bool:
+        """Begin to make every shard resident, if the room is there: drain the slots and reserve the pages
+        that the evacuation needs, at once. False, and nothing changed, if it is not."""
+        assert self.phase is Phase.OWN
+        pool = self.store.pools[self.rank]
+        if self.opening is not None or self.abandoned or self.shortage(margin):
+            return False
+        for j in self.others:
+            pool.drain(j)
+        occupied = sum(len(pool.occupied(j)) for j in self.others)
+        self.spare = pool.take(occupied, PageState.RESERVED)
+        self.phase = Phase.DRAINING
+        return True
+
+    def advance(self, records: Iterable[Record], token_bytes: int) -> None:
+        """One step of background work: move pages out of draining slots, then fetch the shards."""
+        self._give_back()
+        if self.phase is Phase.DRAINING:
+            self._evacuate(records, token_bytes)
+            if all(self.store.pools[self.rank].drained(j) for j in self.others):
+                self._fetch()
+
+    def new_shadows(self) -> list[Shadow]:
+        """Double writes that the next plan must announce."""
+        fresh = [e for e in self.evacuations if not e.announced]
+        for evac in fresh:
+            evac.announced = True
+        return [Shadow(e.record.id, e.index, e.kv_group, self.rank, e.new_page) for e in fresh if e.shadowed]
+
+    def finish_moves(self, last_step: int, running: Container[int]) -> list[PageMove]:
+        """At a batch boundary: evacuated pages take over; their old pages retire. `running`: request ids."""
+        moves = [m for m in self.undone if m.request in running]
+        self.undone = []
+        for evac in [e for e in self.evacuations if e.ready]:
+            self.evacuations.remove(evac)
+            block = evac.record.blocks[evac.index]
+            key = evac.kv_group, self.rank
+            pool = self.store.pools[self.rank]
+            pool.set_state(evac.new_page, pool.state(evac.old_page))
+            block.copies[key] = evac.new_page
+            self.store.retire(self.rank, evac.old_page, last_step)
+            moves.append(PageMove(evac.record.id, evac.index, evac.kv_group, self.rank, evac.new_page))
+        return moves
+
+    def finish_fetch(self) -> bool:
+        """At a batch boundary: True when every shard has just become resident."""
+        if self.phase is not Phase.FETCHING or self.fetch is None or not self.fetch.complete:
+            return False
+        for j in self.others:
+            self.store.pools[self.rank].filled(j)
+        self.phase, self.fetch = Phase.FULL, None
+        return True
+
+    def shrink(self, last_step: int) -> None:
+        """No step after `last_step` reads the replicas (or fetching them is given up): slots become KV pages."""
+        pool = self.store.pools[self.rank]
+        if self.phase is Phase.FULL:
+            self.opening = (last_step, self.others)
+        elif self.phase is Phase.FETCHING and self.fetch is not None:
+            self.fetch.cancelled = True
+            self.abandoned.append((self.fetch, self.others))
+            self.fetch = None
+        elif self.phase is Phase.DRAINING:
+            for evac in list(self.evacuations):
+                self.drop_evacuation(evac, last_step)
+            for page in self.spare:
+                pool.release(page)
+            self.spare = []
+            for j in self.others:
+                pool.undrain(j)
+        self.phase = Phase.OWN
+        self._give_back()
+
+    def drop_evacuation(self, evac: Evacuation, last_step: int) -> None:
+        """Give up moving a page: its new page retires (step `last_step` and a copier may still write to it)."""
+        self.evacuations.remove(evac)
+        evac.copies.cancelled = True
+        if evac.announced:
+            self.undone.append(PageMove(evac.record.id, evac.index, evac.kv_group, self.rank, evac.old_page))
+        self.store.retire(self.rank, evac.new_page, last_step)
+
+    def pages(self) -> list[int]:
+        """Pages in use that no block has: reserved for evacuations."""
+        return self.spare + [e.new_page for e in self.evacuations]
+
+    def words(self) -> list[str]:
+        """One word a slot, as in the event ResidencyChanged."""
+        words = {
+            SlotState.KV: "kv",
+            SlotState.DRAINING: "draining",
+            SlotState.FILLING: "filling",
+            SlotState.RESIDENT: "replica",
+        }
+        slots = self.store.pools[self.rank].slots
+        return ["own" if j == self.rank else words[slot] for j, slot in enumerate(slots)]
+
+    def collected(self, step: int) -> None:
+        """The result of `step` has arrived: replicas last read by it can be opened."""
+        if self.opening is not None and self.opening[0] <= step:
+            for j in self.opening[1]:
+                self.store.pools[self.rank].open(j)
+            self.opening = None
+
+    def _evacuate(self, records: Iterable[Record], token_bytes: int) -> None:
+        moving = {e.old_page for e in self.evacuations}
+        pool = self.store.pools[self.rank]
+        leaving = {
+            p
+            for j in self.others
+            for p in pool.occupied(j)
+            if p not in moving and pool.state(p) is PageState.LIVE
+        }
+        if not leaving:
+            return
+        for record in records:
+            for index, block in enumerate(record.blocks):
+                for (kv_group, rank), page in block.copies.items():
+                    if rank == self.rank and page in leaving and self.spare:
+                        self._move_out(record, index, block, kv_group, page, token_bytes)
+
+    def _move_out(
+        self, record: Record, index: int, block: Block, kv_group: int, page: int, token_bytes: int
+    ) -> None:
+        new_page = self.spare.pop()
+        size = self.store.block_size
+        tokens = max(0, min(size, record.computed - index * size))
+        evac = Evacuation(record, index, kv_group, page, new_page, CopyGroup(), shadowed=tokens < size)
+        self.evacuations.append(evac)
+        if tokens:
+            self.ledger.add(
+                Draft(
+                    evac.copies,
+                    self.rank,
+                    self.rank,
+                    tokens * token_bytes,
+                    0,
+                    tokens,
+                    block,
+                    kv_group,
+                    new_page,
+                )
+            )
+
+    def _fetch(self) -> None:
+        pool = self.store.pools[self.rank]
+        for page in self.spare:
+            pool.release(page)
+        self.spare = []
+        self.fetch = CopyGroup()
+        for j in self.others:
+            pool.fill(j)
+            total = self.store.geometry.shard_bytes
+            for first in range(0, total, SHARD_CHUNK_BYTES):
+                stop = min(total, first + SHARD_CHUNK_BYTES)
+                self.ledger.add(Draft(self.fetch, j, self.rank, stop - first, first, stop, shard=j))
+        self.phase = Phase.FETCHING
+
+    def _give_back(self) -> None:
+        for entry in list(self.abandoned):
+            group, slots = entry
+            if group.in_flight == 0:
+                self.abandoned.remove(entry)
+                for j in slots:
+                    self.store.pools[self.rank].open(j)

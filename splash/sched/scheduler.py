@@ -1,0 +1,520 @@
+"""The scheduler: one plan per step from requests, memory and the state of the switch.
+
+`schedule` is the batch boundary and kept short; `prepare` is everything that may happen while the ranks
+compute; `update` takes a result. Torch-free and without a clock of its own, so that the simulator runs it too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from splash.core.config import SchedulerConfig
+from splash.core.errors import RequestError
+from splash.core.events import (
+    Event,
+    EventSink,
+    FirstToken,
+    RequestAdmitted,
+    RequestArrived,
+    RequestFinished,
+    RequestPreempted,
+    StepDone,
+)
+from splash.core.request import FinishReason, Request
+from splash.kv.blocks import Block, KVStore
+from splash.kv.pool import PageState
+from splash.kv.slots import MemoryPlan
+from splash.layout.capacity import request_tokens
+from splash.layout.holders import Topology
+from splash.layout.layouts import Assignment, layout_named
+from splash.layout.rows import section_key_of
+from splash.sched.batch import RowBytes, chunk_method, share_budget
+from splash.sched.draft import PlanDraft
+from splash.sched.goals import home_for_new, room
+from splash.sched.observe import load_of, pool_sample, rows_by
+from splash.sched.policy import Policy
+from splash.sched.queue import WaitingQueue
+from splash.sched.record import Record
+from splash.sched.step import Admit, Chunk, Clock, PageGrant, StepPlan, StepResult
+from splash.sched.transition import Transitions
+
+SAMPLE_PERIOD_S = 0.1
+"""PoolSampled events are at least this far apart."""
+IDLE_COPY_FACTOR = 16
+"""With no rows to disturb, copies may take this many times the budget of a step."""
+POLICY_PERIOD = 4
+"""Steps between two questions to the policy."""
+
+
+class Output(NamedTuple):
+    """What a step gave one request."""
+
+    request: int
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason | None
+
+
+class Scheduler:
+    """State: waiting queue, running records, the KV store, the transitions; nothing of a device."""
+
+    def __init__(
+        self,
+        *,
+        memory: MemoryPlan,
+        topo: Topology,
+        config: SchedulerConfig,
+        rows: RowBytes,
+        target: str,
+        policy: Policy | None,
+        clock: Clock,
+        emit: EventSink,
+        eos: tuple[int, ...] = (),
+        seed: int = 0,
+        prefer_slots: bool = False,
+    ) -> None:
+        """`target` is a layout's name; `policy` None keeps it until `set_target`. `emit` is called from
+        `prepare` and `drain_events` only. `prefer_slots` hands out slot pages first (tests of evacuation)."""
+        self._config = config
+        self._rows = rows
+        self._clock = clock
+        self._policy = policy
+        self._eos = frozenset(eos)
+        self._seed = seed
+        self._sink = emit
+        self._events: list[Event] = []
+        self.store = KVStore(memory.geometry, topo, memory.pages.block_size, prefer_slots=prefer_slots)
+        self.waiting = WaitingQueue()
+        self.running: dict[int, Record] = {}
+        """By id, in order of admission."""
+        self.transitions = Transitions(
+            store=self.store,
+            running=self.running,
+            config=config,
+            token_bytes=memory.pages.token_bytes,
+            target=layout_named(target),
+            emit=self._events.append,
+            now=clock.now,
+        )
+        self._records: dict[int, Record] = {}
+        self._gone: list[int] = []
+        self._decodes: list[Record] = []
+        self._decode_ids: tuple[int, ...] = ()
+        self._decode_places: Counter[Assignment] = Counter()
+        self._chunk_places: Counter[Assignment] = Counter()
+        self._decodes_stale = False
+        self._sampling: list[Record] = []
+        """Records that the step in flight samples for, in the plan's order."""
+        self._index = -1
+        self._collected = -1
+        self._plan: StepPlan | None = None
+        self._flips = 0
+        self._wanted: tuple[str, str, dict[str, float]] | None = None
+        self._refused: dict[str, int] = {}
+        """Targets that did not fit, with the free pages of that moment: not asked for again until there are more."""
+        self._last_end_s: float | None = None
+        self._step_s = 0.0
+        self._page_copy_floor = memory.pages.token_bytes * memory.pages.block_size
+        self._next_sample_s = 0.0
+        self._memory_bound_step = -(10**9)
+
+    # ---- requests
+
+    def check_request(self, num_prompt: int, max_tokens: int) -> None:
+        """RequestError unless such a request can be served under the present target."""
+        limit = self._config.max_model_len
+        if num_prompt < 1:
+            raise RequestError("the prompt is empty; it must hold at least one token")
+        if num_prompt >= limit:
+            raise RequestError(
+                f"the prompt has {num_prompt} tokens, the limit of prompt and output together is {limit}"
+                f" (--max-model-len): at most {limit - 1} prompt tokens leave room for one"
+            )
+        length = min(num_prompt + max_tokens, limit)
+        layout = self.transitions.target
+        holds = request_tokens(layout, room(self.store), self.store.topo, self.store.block_size)
+        if length > holds:
+            raise RequestError(
+                f"the request may grow to {length} tokens ({num_prompt} prompt, {max_tokens} max_tokens) and the pool"
+                f" holds at most {holds} tokens of one request under {layout};"
+                f" lower max_tokens or raise --kv-pages or --pool-mib"
+            )
+
+    def add(self, request: Request, forced: tuple[int, ...] = ()) -> None:
+        """Queue a request that `check_request` accepts (RequestError otherwise; nothing is lost)."""
+        self.check_request(len(request.prompt), request.params.max_tokens)
+        if request.id in self._records:
+            raise RequestError(f"request id {request.id} is in use")
+        params = request.params
+        stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
+        record = Record(
+            request,
+            goal=Assignment(self.transitions.target),
+            seed=params.seed if params.seed is not None else _derived_seed(self._seed, request.id),
+            stops=stops,
+            max_model_len=self._config.max_model_len,
+            forced=forced,
+        )
+        self._records[request.id] = record
+        self.waiting.add(record)
+        self._emit(RequestArrived(self._clock.now(), request.id, record.num_prompt, params.max_tokens))
+
+    def abort(self, request_id: int) -> Output | None:
+        """End a request wherever it is; None if it is unknown or has ended."""
+        record = self._records.get(request_id)
+        if record is None:
+            return None
+        if not record.running:
+            self.waiting.remove(record)
+        return self._finish(record, (), "abort")
+
+    def set_target(self, layout_name: str, reason: str) -> None:
+        """Aim for a layout from the next boundary on (ConfigError if there is none of that name), and stay there:
+        the policy is not asked any more. TargetRefused is emitted, and nothing changes, if it cannot fit."""
+        layout_named(layout_name)
+        self._policy = None
+        self._wanted = layout_name, reason, {}
+
+    def set_goal(self, request_id: int, layout_name: str, home: int) -> None:
+        """Move one running request on its own, e.g. to another owner or into a layout of its own."""
+        record = self.running[request_id]
+        goal = Assignment(layout_named(layout_name), home)
+        self.transitions.set_goal(record, goal, "a goal of its own", self._index)
+
+    def rebalance(self) -> int:
+        """Even out the owners' shares; returns how many requests will move."""
+        return self.transitions.rebalance(self._index)
+
+    @property
+    def target(self) -> str:
+        return self.transitions.target.name
+
+    def has_work(self) -> bool:
+        """Requests, messages to the executors, or open transitions."""
+        return bool(self.running or self._gone or self._wanted or len(self.waiting)) or self.transitions.open
+
+    # ---- the batch boundary
+
+    def schedule(self) -> StepPlan | None:
+        """The next step's plan, a tick without rows while a transition is open, or None if there is nothing to do."""
+        self.store.collect(self._collected)
+        if not self.has_work():
+            self._last_end_s = None
+            return None
+        self._apply_target()
+        draft = PlanDraft(self._index + 1)
+        self._flips = self.transitions.boundary(draft)
+        self._decodes_stale = self._decodes_stale or self._flips > 0
+        self._grow_decodes(draft)
+        self._admit(draft)
+        self._take_chunks(draft)
+        draft.decodes = self._take_decodes()
+        draft.gone, self._gone = self._gone, []
+        if draft.empty and not self.transitions.open:
+            self._last_end_s = None
+            return None
+        self._index += 1
+        self._plan = draft.freeze()
+        return self._plan
+
+    def prepare(self) -> None:
+        """Background work of the plan in flight: retire, reserve, choose copies, ask the policy, emit events."""
+        plan = self._plan
+        if plan is None:
+            return
+        self._ask_policy(plan)
+        margin = self._config.watermark_pages if self.running else 0
+        self.transitions.background(plan.index, self._copy_budget(plan), margin)
+        self._sample_pool()
+        self.drain_events()
+
+    def update(self, result: StepResult) -> list[Output]:
+        """Take the result of the step in flight: tokens, finished requests, acknowledged copies."""
+        plan = self._plan
+        assert plan is not None, "a result without a plan"
+        assert result.index == plan.index, "results come in order, one a plan"
+        self._collected = result.index
+        self.transitions.collected(result.index, result.acks)
+        outputs = self._take_tokens(result)
+        self._note_step(plan, result, len(outputs))
+        if self._config.check_invariants:
+            self.check()
+        return outputs
+
+    def drain_events(self) -> None:
+        """Hand all queued events to the sink."""
+        events, self._events[:] = self._events[:], []
+        for event in events:
+            self._sink(event)
+
+    def check(self) -> None:
+        """AssertionError unless every page has exactly one use (debug)."""
+        blocks = [block for record in self._records.values() for block in record.blocks]
+        self.store.check(blocks, self.transitions.extra_pages())
+
+    # ---- parts of a boundary
+
+    def _apply_target(self) -> None:
+        if self._wanted is None:
+            return
+        (name, reason, predicted), self._wanted = self._wanted, None
+        if name == self.target:
+            return
+        step = self._index + 1
+        if self.transitions.retarget(layout_named(name), reason, list(self.waiting), step, predicted):
+            self._refused.clear()
+        else:
+            self._refused[name] = self._free_pages()
+
+    def _grow_decodes(self, draft: PlanDraft) -> None:
+        """A block for every decode whose last one is full; preempts the newest when memory is short."""
+        full = [record for record in self._decodes if record.computed >= record.room]
+        for record in full:
+            if record.running and not self._grow(record, record.computed + 1, draft):
+                self._preempt(record, draft)
+
+    def _grow(self, record: Record, length: int, draft: PlanDraft) -> bool:
+        """Blocks for `length` tokens; makes room by giving up moves, then by preempting newer requests."""
+        while not self._allocate(record, length, draft):
+            self._memory_bound_step = draft.index
+            if self.transitions.relieve(self._index):
+                self.store.collect(self._collected)
+                continue
+            newest = next(reversed(self.running.values()))
+            if newest is record:
+                return False
+            self._preempt(newest, draft)
+            self.store.collect(self._collected)
+        return True
+
+    def _allocate(self, record: Record, length: int, draft: PlanDraft) -> bool:
+        store, blocks = self.store, record.blocks
+        first, stop = len(blocks), store.num_blocks(length)
+        places = record.assignments
+        if not store.fits(_sum(store.missing(blocks, at, first, stop) for at in places)):
+            return False
+        for index in range(first, stop):
+            block = Block()
+            blocks.append(block)
+            for at, state in zip(places, (PageState.LIVE, PageState.RESERVED), strict=False):
+                for kv_group, rank, page in store.add_copies(block, index, at, state):
+                    draft.grants.append(PageGrant(record.id, index, kv_group, rank, page))
+        record.room = len(blocks) * store.block_size
+        return True
+
+    def _preempt(self, record: Record, draft: PlanDraft) -> None:
+        """Give up the pages; it will be recomputed from its tokens, before all who wait."""
+        draft.grants = [g for g in draft.grants if g.request != record.id]
+        draft.admits = [a for a in draft.admits if a.request != record.id]
+        draft.chunks = [c for c in draft.chunks if c.request != record.id]
+        draft.flips = [f for f in draft.flips if f.request != record.id]
+        draft.stages = [s for s in draft.stages if s.request != record.id]
+        draft.shadows = [s for s in draft.shadows if s.request != record.id]
+        draft.moves = [m for m in draft.moves if m.request != record.id]
+        self._leave(record)
+        record.computed = 0
+        self.waiting.put_back(record)
+        self._emit(RequestPreempted(self._clock.now(), record.id, len(record.tokens)))
+
+    def _leave(self, record: Record) -> None:
+        """Out of the running table; the executors forget it with the next plan."""
+        del self.running[record.id]
+        self.transitions.forget(record, self._index)
+        record.running = record.decoding = False
+        record.next = None
+        self._gone.append(record.id)
+        self._decodes_stale = True
+
+    def _admit(self, draft: PlanDraft) -> None:
+        """First come first served, while a request's whole prompt fits beside those being computed."""
+        promised: list[int] | None = None
+        while (record := self.waiting.peek()) is not None and len(self.running) < self._config.max_running:
+            target = self.transitions.target
+            home = home_for_new(self.running.values(), target, self.store)
+            goal = Assignment(target, home)
+            if promised is None:
+                promised = self._promised()
+            need = self.store.missing((), goal, 0, self.store.num_blocks(len(record.tokens)))
+            margin = self._config.watermark_pages if self.running else 0
+            if not self.store.fits(_sum((need, promised)), margin):
+                self._memory_bound_step = draft.index
+                return
+            self.waiting.pop()
+            self._start(record, goal, draft)
+            promised = _sum((promised, need))
+
+    def _start(self, record: Record, goal: Assignment, draft: PlanDraft) -> None:
+        record.goal = goal
+        record.present = self.transitions.admit_as(goal)
+        record.running = True
+        self.running[record.id] = record
+        draft.admits.append(
+            Admit(
+                record.id,
+                tuple(record.tokens),
+                record.num_prompt,
+                record.request.params,
+                record.seed,
+                record.present,
+                record.forced,
+            )
+        )
+        self._emit(
+            RequestAdmitted(self._clock.now(), record.id, record.present.layout.name, record.goal.home)
+        )
+
+    def _promised(self) -> list[int]:
+        """Pages that running prompts will still take, per rank."""
+        needs = [[0] * self.store.topo.ranks]
+        for record in self.running.values():
+            if not record.decoding:
+                stop = self.store.num_blocks(len(record.tokens))
+                needs += [
+                    self.store.missing(record.blocks, at, len(record.blocks), stop)
+                    for at in record.assignments
+                ]
+        return _sum(needs)
+
+    def _take_chunks(self, draft: PlanDraft) -> None:
+        prompts = [record for record in self.running.values() if not record.decoding]
+        budget = max(1, self._config.token_budget - len(self._decodes))
+        taken: list[tuple[Record, Chunk]] = []
+        for record, count in share_budget(prompts, budget, self._config.max_chunk):
+            if record.running and self._grow(record, record.computed + count, draft):
+                method = chunk_method(
+                    record.present, record.computed, count, self._rows, self.store.topo.ranks
+                )
+                taken.append((record, Chunk(record.id, record.computed, count, method)))
+                record.computed += count
+        taken = [(record, chunk) for record, chunk in taken if record.running]
+        taken.sort(key=lambda entry: section_key_of(entry[0].present, False, entry[0].id))
+        draft.chunks = [chunk for _, chunk in taken]
+        self._chunk_places = Counter()
+        for record, chunk in taken:
+            self._chunk_places[record.present] += chunk.count
+        self._sampling = [record for record, _ in taken if record.computed == len(record.tokens)]
+
+    def _take_decodes(self) -> tuple[int, ...]:
+        if self._decodes_stale:
+            decoding = [r for r in self.running.values() if r.decoding]
+            self._decodes = sorted(decoding, key=lambda r: section_key_of(r.present, True, r.id))
+            self._decode_ids = tuple(r.id for r in self._decodes)
+            self._decode_places = Counter(r.present for r in self._decodes)
+            self._decodes_stale = False
+        for record in self._decodes:
+            record.computed += 1
+        self._sampling = self._decodes + self._sampling
+        return self._decode_ids
+
+    # ---- parts of the background
+
+    def _copy_budget(self, plan: StepPlan) -> int:
+        """Bytes that each source and destination may copy in the next step."""
+        config = self._config
+        if not plan.num_rows:
+            return config.copy_bytes_per_step * IDLE_COPY_FACTOR
+        if not self._step_s:
+            return config.copy_bytes_per_step
+        return max(self._page_copy_floor, int(config.copy_share * self._step_s * config.copy_bandwidth))
+
+    def _ask_policy(self, plan: StepPlan) -> None:
+        if self._policy is None or plan.index % POLICY_PERIOD or self.transitions.switch is not None:
+            return
+        bound = plan.index - self._memory_bound_step <= 2 * POLICY_PERIOD
+        load = load_of(plan.index, self.running.values(), list(self.waiting), self.target, memory_bound=bound)
+        decision = self._policy.decide(load)
+        if decision is not None and self._free_pages() > self._refused.get(decision.target, -1):
+            self._wanted = decision.target, decision.reason, decision.predicted
+
+    def _free_pages(self) -> int:
+        return sum(pool.available for pool in self.store.pools)
+
+    def _sample_pool(self) -> None:
+        now = self._clock.now()
+        if now >= self._next_sample_s:
+            self._next_sample_s = now + SAMPLE_PERIOD_S
+            self._emit(pool_sample(now, self.store, self.running.values(), len(self.waiting)))
+
+    # ---- parts of an update
+
+    def _take_tokens(self, result: StepResult) -> list[Output]:
+        now = self._clock.now()
+        outputs: list[Output] = []
+        assert len(result.tokens) == len(self._sampling), "one token for each row that samples"
+        for record, token in zip(self._sampling, result.tokens, strict=True):
+            if not record.running:
+                continue
+            if record.forced:
+                token = record.forced[record.num_output]
+            tokens = record.tokens
+            tokens.append(token)
+            if not record.decoding:
+                record.decoding = True
+                self._decodes_stale = True
+                if record.first_token_s is None:
+                    record.first_token_s = now
+                    self._emit(FirstToken(now, record.id, now - record.arrival_s))
+            record.last_token_s = now
+            if token in record.stops:
+                outputs.append(self._finish(record, (token,), "stop"))
+            elif len(tokens) >= record.limit:
+                outputs.append(self._finish(record, (token,), "length"))
+            else:
+                outputs.append(Output(record.id, (token,), None))
+        self._sampling = []
+        return outputs
+
+    def _finish(self, record: Record, tokens: tuple[int, ...], reason: FinishReason) -> Output:
+        if record.running:
+            self._leave(record)
+        record.alive = False
+        del self._records[record.id]
+        count = record.num_output
+        ttft = tpot = None
+        if record.first_token_s is not None:
+            ttft = record.first_token_s - record.arrival_s
+            if count > 1:
+                tpot = (record.last_token_s - record.first_token_s) / (count - 1)
+        self._emit(RequestFinished(self._clock.now(), record.id, reason, count, ttft, tpot))
+        return Output(record.id, tokens, reason)
+
+    def _note_step(self, plan: StepPlan, result: StepResult, num_tokens: int) -> None:
+        if not plan.num_rows:
+            return
+        boundary = 0.0 if self._last_end_s is None else result.started_s - self._last_end_s
+        self._last_end_s = result.ended_s
+        self._step_s = 0.8 * self._step_s + 0.2 * result.forward_s if self._step_s else result.forward_s
+        switch = self.transitions.switch
+        if switch is not None:
+            switch.max_boundary_s = max(switch.max_boundary_s, boundary)
+        by_layout, by_rank = rows_by(self._decode_places + self._chunk_places, self.store.topo.ranks)
+        self._emit(
+            StepDone(
+                self._clock.now(),
+                plan.index,
+                result.forward_s,
+                boundary,
+                len(plan.decodes),
+                sum(c.count for c in plan.chunks),
+                by_layout,
+                by_rank,
+                self._flips,
+                num_tokens,
+            )
+        )
+
+    def _emit(self, event: Event) -> None:
+        self._events.append(event)
+
+
+def _sum(needs: Iterable[Sequence[int]]) -> list[int]:
+    """Element-wise sum of page counts per rank."""
+    return [sum(column) for column in zip(*needs, strict=True)]
+
+
+def _derived_seed(seed: int, request_id: int) -> int:
+    """A seed of its own for every request, the same in every run: one round of splitmix64."""
+    x = (seed * 0x9E3779B97F4A7C15 + request_id + 1) * 0xBF58476D1CE4E5B9 & (2**64 - 1)
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & (2**64 - 1)
+    return (x ^ (x >> 31)) >> 1

@@ -1,0 +1,86 @@
+"""One request's KV on its way to another placement: reserve, copy in the background, be ready to flip."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from splash.kv.blocks import KVStore
+from splash.kv.pool import PageState
+from splash.layout.diff import difference
+from splash.layout.layouts import Assignment
+from splash.sched.copies import CopyGroup, CopyLedger, Draft
+from splash.sched.record import Record
+from splash.sched.step import PageGrant
+
+
+@dataclass(slots=True, eq=False)
+class Staging:
+    """A staged move of one request. It ends by a flip or by being cancelled; both are legal at any time."""
+
+    next: Assignment
+    started_step: int
+    """The first step in which appends are shadowed; copies cover the tokens committed before it."""
+    deadline_step: int
+    group: CopyGroup
+    grants: tuple[PageGrant, ...] = ()
+    """Pages of the next placement, to be announced with the staging."""
+    announced: bool = False
+    """The executors know of it (a plan carried its Stage)."""
+    links: tuple[tuple[int, ...], ...] = ()
+    """[source][destination] bytes."""
+
+    @property
+    def ready(self) -> bool:
+        return self.group.complete and (self.announced or not self.grants)
+
+
+def begin_staging(
+    record: Record,
+    target: Assignment,
+    *,
+    store: KVStore,
+    ledger: CopyLedger,
+    token_bytes: int,
+    margin: int,
+    step: int,
+    budget: int,
+    slack: int,
+) -> list[int]:
+    """Reserve every page that `record` lacks under `target`, all or nothing, and queue its copies.
+
+    Returns the ranks that lack the room (less `margin` pages each); if there are any, nothing changed.
+    `step` is the first shadowed step, so tokens below `record.computed` are copied and later ones are written
+    to both places. `deadline_step` is `step` plus twice the predicted steps plus `slack`.
+    """
+    blocks = record.blocks
+    need = store.missing(blocks, target, 0, len(blocks))
+    lacking = store.lacking(need, margin)
+    if lacking:
+        return lacking
+    group = CopyGroup()
+    grants = []
+    present = [_valid(record, store, index) for index in range(len(blocks))]
+    for index, block in enumerate(blocks):
+        for kv_group, rank, page in store.add_copies(block, index, target, PageState.RESERVED):
+            grants.append(PageGrant(record.id, index, kv_group, rank, page))
+    ranks = store.topo.ranks
+    links = [[0] * ranks for _ in range(ranks)]
+    for copy in difference(present, target, store.topo).copies:
+        tokens = min(store.block_size, record.computed - copy.block * store.block_size)
+        if tokens > 0:
+            num_bytes = tokens * token_bytes
+            links[copy.src][copy.dst] += num_bytes
+            ledger.add(Draft(group, copy.src, copy.dst, num_bytes, 0, tokens, blocks[copy.block], copy.group))
+    predicted = max((-(-ledger.queued_bytes(r) // budget) for r in range(ranks)), default=0)
+    record.staging = Staging(
+        target, step, step + 2 * predicted + slack, group, tuple(grants), links=tuple(map(tuple, links))
+    )
+    return []
+
+
+def _valid(record: Record, store: KVStore, index: int) -> list[list[int]]:
+    """Ranks with a valid copy of the block, per KV group: those of the present placement."""
+    ranks: list[list[int]] = [[] for _ in range(store.topo.groups)]
+    for kv_group, rank in store.keys(record.present, index):
+        ranks[kv_group].append(rank)
+    return ranks

@@ -1,0 +1,493 @@
+"""The switch: requests reach the target one by one, in the background, and every state between is legal.
+
+`Transitions` keeps three kinds of machine: a staging per moving request, a residency per rank, and the
+open switch that they add up to. `boundary` is the fast part, at a batch boundary: table swaps only.
+`background` is the rest, while the ranks compute. Nothing here knows bytes or clocks of a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from splash.core.config import SchedulerConfig
+from splash.core.events import (
+    CopyProgress,
+    Event,
+    RequestFlipped,
+    ResidencyChanged,
+    StageCancelled,
+    StageStarted,
+    SwitchDone,
+    TargetChanged,
+    TargetRefused,
+)
+from splash.kv.blocks import KVStore
+from splash.layout.layouts import Assignment, Layout, Projection, with_projection
+from splash.layout.residency import full_ranks
+from splash.sched.copies import CopyLedger
+from splash.sched.draft import PlanDraft
+from splash.sched.goals import balanced_homes, choose_homes, refusal
+from splash.sched.record import Record
+from splash.sched.residency import Phase, RankResidency
+from splash.sched.staging import begin_staging
+from splash.sched.step import Flip, Resident, Stage
+
+
+@dataclass(slots=True)
+class Switch:
+    """An open change of the target, and what it has cost so far."""
+
+    old: str
+    new: str
+    reason: str
+    started_step: int
+    started_s: float
+    flipped: set[int]
+    kv_bytes: int = 0
+    weight_bytes: int = 0
+    max_boundary_s: float = 0.0
+    last_progress_step: int = 0
+
+
+class Transitions:
+    """All machinery of switching. `running` (id -> Record) is the scheduler's own table, shared by reference."""
+
+    def __init__(
+        self,
+        *,
+        store: KVStore,
+        running: dict[int, Record],
+        config: SchedulerConfig,
+        token_bytes: int,
+        target: Layout,
+        emit: Callable[[Event], None],
+        now: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._running = running
+        self._config = config
+        self._token_bytes = token_bytes
+        self._emit = emit
+        self._now = now
+        self.target = target
+        self.ledger = CopyLedger(store)
+        self.residencies = [RankResidency(r, store, self.ledger) for r in range(store.topo.ranks)]
+        self.switch: Switch | None = None
+        self._moving: dict[int, Record] = {}
+        """Records whose placement is not their goal's, staged or not, in order."""
+        self._flipped: list[tuple[Record, int]] = []
+        self._cancelled: dict[int, Record] = {}
+        """Records whose announced staging was given up: the executors must hear."""
+        self._recheck = True
+        """Projections may have to be toggled at the next boundary."""
+        self._words: list[list[str]] = []
+        self._growth_refused = False
+
+    # ---- what to aim for
+
+    def retarget(
+        self, layout: Layout, reason: str, waiting: Collection[Record], step: int, predicted: dict[str, float]
+    ) -> bool:
+        """Aim for `layout`: new goals, unusable stagings cancelled. False, with an event, if it cannot fit."""
+        records = list(self._running.values())
+        goals = choose_homes(records, layout, self._store)
+        why_not = refusal(layout, goals, records, waiting, self._store)
+        if why_not is not None:
+            self._emit(TargetRefused(self._now(), step, layout.name, why_not))
+            return False
+        self._close_switch("superseded", step)
+        old, self.target = self.target, layout
+        self._emit(TargetChanged(self._now(), step, old.name, layout.name, reason, predicted))
+        self.switch = Switch(old.name, layout.name, reason, step, self._now(), set(), last_progress_step=step)
+        self._growth_refused = False
+        for record in records:
+            self.set_goal(record, goals[record.id], "a new target", step)
+        return True
+
+    def set_goal(self, record: Record, goal: Assignment, reason: str, step: int) -> None:
+        """Where one running request shall go; a staging that does not lead there is cancelled."""
+        record.goal = goal
+        staging = record.staging
+        if staging is not None and not _same_place(staging.next, goal):
+            self.cancel(record, reason, step)
+        if record.placed:
+            self._moving.pop(record.id, None)
+        else:
+            self._moving[record.id] = record
+        self._recheck = True
+
+    def rebalance(self, step: int) -> int:
+        """Move requests of owner layouts so that owners hold equal shares; returns how many will move."""
+        owned = [r for r in self._running.values() if r.goal.layout.placement.value == "owner"]
+        moves = balanced_homes(owned, self._store)
+        for record_id, home in moves.items():
+            record = self._running[record_id]
+            self.set_goal(record, Assignment(record.goal.layout, home), "rebalancing", step)
+        return len(moves)
+
+    def admit_as(self, goal: Assignment) -> Assignment:
+        """What a request with this goal can be at once: full only where the shards are resident."""
+        return Assignment(self._projected(goal.layout, goal), goal.home)
+
+    # ---- the batch boundary
+
+    def boundary(self, draft: PlanDraft) -> int:
+        """Everything that changes between two steps; returns how many requests flipped."""
+        step = draft.index
+        for residency in self.residencies:
+            draft.moves += residency.finish_moves(step - 1, self._running)
+            if residency.finish_fetch():
+                self._recheck = True
+                draft.residents.append(Resident(residency.rank, frozenset(range(self._store.topo.ranks))))
+        flips = self._flip_ready(draft)
+        if self._recheck:
+            flips += self._toggle(draft)
+            self._shrink(draft)
+            self._recheck = False
+        self._announce(draft)
+        draft.copies = self.ledger.take_outbox()
+        return flips
+
+    # ---- while the ranks compute
+
+    def background(self, step: int, budget: int, margin: int) -> None:
+        """Retire, reserve, queue and choose copies for the next plan; `step` is the plan in flight."""
+        self._settle_flips()
+        self._check_deadlines(step)
+        self._grow(step, margin)
+        for residency in self.residencies:
+            residency.advance(self._running.values(), self._token_bytes)
+        self._stage(step + 1, budget, margin)
+        self.ledger.purge()
+        self.ledger.fill_outbox(budget)
+        self._report(step)
+
+    def collected(self, step: int, acks: Sequence[int]) -> None:
+        """The result of `step` has arrived."""
+        self.ledger.acknowledge(acks)
+        self._store.collect(step)
+        for residency in self.residencies:
+            residency.collected(step)
+
+    @property
+    def open(self) -> bool:
+        """Something moves or waits to move."""
+        return self.switch is not None or bool(self._moving) or not self.ledger.idle or not self._settled
+
+    def forget(self, record: Record, step: int) -> None:
+        """The request leaves (finished, aborted, preempted): all its pages retire after `step`."""
+        if record.staging is not None:
+            self._drop_staging(record)
+        self._moving.pop(record.id, None)
+        self._cancelled.pop(record.id, None)
+        self._flipped = [entry for entry in self._flipped if entry[0] is not record]
+        for residency in self.residencies:
+            for evac in [e for e in residency.evacuations if e.record is record]:
+                residency.drop_evacuation(evac, step)
+        for block in record.blocks:
+            for (_, rank), page in block.copies.items():
+                self._store.retire(rank, page, step)
+        record.blocks, record.room = [], 0
+
+    def relieve(self, step: int) -> bool:
+        """Memory is short: give up the newest staging, else a residency that grows. False if there is none."""
+        staged = [r for r in self._moving.values() if r.staging is not None]
+        if staged:
+            record = max(staged, key=lambda r: (r.staging.started_step if r.staging else 0, r.id))
+            self.cancel(record, "memory is short: running requests need the pages", step)
+            return True
+        growing = [x for x in self.residencies if x.phase in (Phase.DRAINING, Phase.FETCHING)]
+        for residency in growing:
+            residency.shrink(step)
+        if growing:
+            self._refuse_growth(step, "memory is short: running requests need the pages")
+        return bool(growing)
+
+    def cancel(self, record: Record, reason: str, step: int) -> None:
+        """Give up a request's staging: it stays as it is, reserved pages retire after `step`."""
+        assert record.staging is not None
+        self._emit(StageCancelled(self._now(), step, record.id, str(record.staging.next.layout), reason))
+        if record.staging.announced:
+            self._cancelled[record.id] = record
+        self._drop_staging(record)
+        for index, block in enumerate(record.blocks):
+            self._store.keep_only(block, index, record.present, step)
+        self._drop_stray_evacuations(record, step)
+
+    def extra_pages(self) -> list[tuple[int, int]]:
+        """(rank, page) in use beside those of blocks, for the conservation check."""
+        return [(x.rank, page) for x in self.residencies for page in x.pages()]
+
+    # ---- parts of the boundary
+
+    def _flip_ready(self, draft: PlanDraft) -> int:
+        flips = 0
+        for record in [r for r in self._moving.values() if r.staging is not None and r.staging.ready]:
+            staging = record.staging
+            assert staging is not None
+            at = Assignment(self._projected(record.goal.layout, staging.next), staging.next.home)
+            self._flip(draft, record, at, draft.index - staging.started_step + 1, staging.group.num_bytes)
+            record.staging = None
+            record.next = None
+            self._cancelled.pop(record.id, None)
+            self._flipped.append((record, draft.index - 1))
+            if record.placed:
+                del self._moving[record.id]
+            flips += 1
+        return flips
+
+    def _toggle(self, draft: PlanDraft) -> int:
+        """Give every request the projection that its goal wants, as far as the shards are there."""
+        flips = 0
+        for record in self._running.values():
+            wanted = self._projected(record.goal.layout, record.present)
+            if wanted is not record.present.layout:
+                self._flip(draft, record, Assignment(wanted, record.present.home), 0, 0)
+                if record.next is not None:
+                    draft.stages.append(Stage(record.id, record.next))
+                flips += 1
+        return flips
+
+    def _flip(
+        self, draft: PlanDraft, record: Record, at: Assignment, staged_steps: int, num_bytes: int
+    ) -> None:
+        old, record.present = record.present, at
+        draft.flips.append(Flip(record.id, at))
+        self._emit(
+            RequestFlipped(
+                self._now(),
+                draft.index,
+                record.id,
+                old.layout.name,
+                at.layout.name,
+                at.home,
+                staged_steps,
+                num_bytes,
+            )
+        )
+        if self.switch is not None:
+            self.switch.flipped.add(record.id)
+            self.switch.last_progress_step = draft.index
+
+    def _shrink(self, draft: PlanDraft) -> None:
+        if self._config.replicas == "keep":
+            return
+        for residency in self.residencies:
+            if residency.phase is not Phase.OWN and not self._wanted_full(residency.rank):
+                if residency.phase is Phase.FULL:
+                    draft.residents.append(Resident(residency.rank, frozenset((residency.rank,))))
+                residency.shrink(draft.index - 1)
+
+    def _announce(self, draft: PlanDraft) -> None:
+        for record in self._cancelled.values():
+            record.next = None
+            draft.stages.append(Stage(record.id, None))
+        self._cancelled.clear()
+        for record in self._moving.values():
+            staging = record.staging
+            if staging is not None and not staging.announced and staging.grants:
+                staging.announced = True
+                record.next = staging.next
+                draft.grants += staging.grants
+                draft.stages.append(Stage(record.id, staging.next))
+        for residency in self.residencies:
+            draft.shadows += residency.new_shadows()
+
+    # ---- parts of the background
+
+    def _settle_flips(self) -> None:
+        for record, last_step in self._flipped:
+            for index, block in enumerate(record.blocks):
+                self._store.keep_only(block, index, record.present, last_step)
+            self._drop_stray_evacuations(record, last_step + 1)
+        self._flipped = []
+
+    def _check_deadlines(self, step: int) -> None:
+        for record in list(self._moving.values()):
+            staging = record.staging
+            if staging is not None and step > staging.deadline_step:
+                group = staging.group
+                reason = (
+                    f"{group.done_bytes} of {group.num_bytes} bytes moved in {step - staging.started_step} steps,"
+                    f" past twice its prediction + {self._config.transition_slack_steps}"
+                )
+                self.cancel(record, reason, step)
+                self.set_goal(record, record.present, reason, step)
+
+    def _grow(self, step: int, margin: int) -> None:
+        if self._growth_refused:
+            return
+        for residency in self.residencies:
+            if residency.phase is Phase.OWN and self._wanted_full(residency.rank):
+                residency.grow(margin)
+
+    def _stage(self, first_step: int, budget: int, margin: int) -> None:
+        for record in self._moving.values():
+            if record.staging is not None:
+                continue
+            lacking = self._begin(record, first_step, budget, margin)
+            if lacking:
+                break
+
+    def _begin(self, record: Record, first_step: int, budget: int, margin: int) -> list[int]:
+        next_layout = with_projection(record.goal.layout, Projection.SHARDED)
+        lacking = begin_staging(
+            record,
+            Assignment(next_layout, record.goal.home),
+            store=self._store,
+            ledger=self.ledger,
+            token_bytes=self._token_bytes,
+            margin=margin,
+            step=first_step,
+            budget=budget,
+            slack=self._config.transition_slack_steps,
+        )
+        staging = record.staging
+        if staging is not None:
+            self._emit(
+                StageStarted(
+                    self._now(),
+                    first_step,
+                    record.id,
+                    record.present.layout.name,
+                    record.goal.layout.name,
+                    record.present.home,
+                    record.goal.home,
+                    staging.group.num_bytes,
+                    [list(row) for row in staging.links],
+                )
+            )
+        return lacking
+
+    def _report(self, step: int) -> None:
+        traffic = self.ledger.take_traffic()
+        kv, weights = sum(map(sum, traffic.kv)), sum(map(sum, traffic.weights))
+        if kv or weights or traffic.evacuated_pages:
+            self._emit(
+                CopyProgress(
+                    self._now(),
+                    step,
+                    traffic.kv,
+                    traffic.weights,
+                    traffic.evacuated_pages,
+                    self.ledger.pages_left,
+                    self.ledger.weight_bytes_left,
+                )
+            )
+        words = [r.words() for r in self.residencies]
+        for rank, slots in enumerate(words):
+            if not self._words or self._words[rank] != slots:
+                self._emit(ResidencyChanged(self._now(), step, rank, slots))
+        moved = words != self._words
+        self._words = words
+        if self.switch is None:
+            return
+        self.switch.kv_bytes += kv
+        self.switch.weight_bytes += weights
+        if kv or weights or traffic.evacuated_pages or moved or not self.ledger.idle:
+            self.switch.last_progress_step = step
+        if self._reached():
+            self._close_switch("done", step)
+        elif step - self.switch.last_progress_step > self._config.transition_slack_steps:
+            self._give_up(step)
+
+    def _reached(self) -> bool:
+        return (
+            not self._moving
+            and not self._recheck
+            and self._settled
+            and all(
+                r.present.layout is self._projected(r.goal.layout, r.present) for r in self._running.values()
+            )
+        )
+
+    @property
+    def _settled(self) -> bool:
+        """Residencies are what they should be, or growing was refused."""
+        return all(
+            x.settled and (self._growth_refused or (x.phase is Phase.FULL) >= self._wanted_full(x.rank))
+            for x in self.residencies
+        )
+
+    def _give_up(self, step: int) -> None:
+        """No progress for long: memory does not come free. Requests stay where they are."""
+        short = {
+            x.rank: x.shortage(self._config.watermark_pages) for x in self.residencies if x.phase is Phase.OWN
+        }
+        if self._moving:
+            free = [pool.available for pool in self._store.pools]
+            for record in list(self._moving.values()):
+                if record.staging is None:
+                    self.set_goal(record, record.present, "no room to move", step)
+            reason = f"requests lack pages to move to; free pages per rank {free}"
+        else:
+            reason = f"replicas need {max(short.values(), default=0)} more free pages on a rank"
+        self._refuse_growth(step, reason)
+
+    def _refuse_growth(self, step: int, reason: str) -> None:
+        self._growth_refused = True
+        self._emit(TargetRefused(self._now(), step, self.target.name, reason))
+
+    def _close_switch(self, outcome: str, step: int) -> None:
+        switch, self.switch = self.switch, None
+        if switch is None:
+            return
+        self._emit(
+            SwitchDone(
+                self._now(),
+                step,
+                switch.old,
+                switch.new,
+                switch.reason,
+                outcome,
+                step - switch.started_step,
+                len(switch.flipped),
+                switch.kv_bytes + switch.weight_bytes,
+                switch.weight_bytes,
+                self._now() - switch.started_s,
+                switch.max_boundary_s,
+            )
+        )
+
+    # ---- small questions
+
+    def _projected(self, wanted: Layout, at: Assignment) -> Layout:
+        """The layout at `at`'s place with the projection of `wanted`, if the shards it needs are resident."""
+        if wanted.projection is Projection.FULL:
+            full = Assignment(with_projection(at.layout, Projection.FULL), at.home) if _owned(at) else None
+            if full is not None and all(
+                self.residencies[r].phase is Phase.FULL for r in full_ranks(full, self._store.topo.ranks)
+            ):
+                return full.layout
+        return with_projection(at.layout, Projection.SHARDED)
+
+    def _wanted_full(self, rank: int) -> bool:
+        ranks = self._store.topo.ranks
+        if self.target.projection is Projection.FULL and not self._growth_refused:
+            return True
+        if any(rank in full_ranks(r.present, ranks) for r in self._running.values()):
+            return True
+        return (
+            any(rank in full_ranks(r.goal, ranks) for r in self._running.values())
+            and not self._growth_refused
+        )
+
+    def _drop_staging(self, record: Record) -> None:
+        assert record.staging is not None
+        record.staging.group.cancelled = True
+        record.staging = None
+
+    def _drop_stray_evacuations(self, record: Record, step: int) -> None:
+        for residency in self.residencies:
+            for evac in [e for e in residency.evacuations if e.record is record]:
+                if record.blocks[evac.index].copies.get((evac.kv_group, residency.rank)) != evac.old_page:
+                    residency.drop_evacuation(evac, step)
+
+
+def _owned(at: Assignment) -> bool:
+    return at.layout.placement.value != "by_head"
+
+
+def _same_place(a: Assignment, b: Assignment) -> bool:
+    return a.layout.placement is b.layout.placement and (a.home == b.home or not _owned(a))
