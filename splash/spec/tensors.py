@@ -98,6 +98,12 @@ def rank_params(spec: ModelSpec, *, rank: int, ranks: int) -> dict[Division, int
     return counts
 
 
+def rank_bytes(spec: ModelSpec, *, rank: int, ranks: int, itemsize: int) -> int:
+    """Bytes of the weights on `rank` with its own head shard alone; routers are float32, padding is not counted."""
+    counts = rank_params(spec, rank=rank, ranks=ranks)
+    return sum(count * (4 if division is Division.ROUTER else itemsize) for division, count in counts.items())
+
+
 def _held(spec: ModelSpec, tensor: LogicalTensor, *, rank: int, ranks: int) -> int:
     """Parameters of one tensor that is not switchable on one rank."""
     match tensor.division:
