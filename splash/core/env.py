@@ -18,3 +18,8 @@ def config_dir() -> Path:
 def debug() -> bool:
     """$SPLASH_DEBUG=1: check collectives and page conservation at every step, show tracebacks."""
     return os.environ.get("SPLASH_DEBUG", "") not in ("", "0")
+
+
+def with_variables(**variables: str) -> dict[str, str]:
+    """This process's environment and `variables`, for a child process."""
+    return {**os.environ, **variables}

@@ -310,7 +310,10 @@ class ThreadJob:
                 left = None if deadline is None else deadline - monotonic()
                 if left is not None and left <= 0:
                     silent = [rank for rank, outbox in enumerate(self._outboxes) if not outbox]
-                    raise RankFailure(f"ranks {silent} did not answer within {timeout_s:g} s")
+                    self._failure = RankFailure(f"ranks {silent} did not answer within {timeout_s:g} s")
+                    self._hub.fail(str(self._failure))
+                    self._changed.notify_all()
+                    raise self._failure
                 self._changed.wait(left)
             return [pickle.loads(outbox.popleft()) for outbox in self._outboxes]
 

@@ -1,0 +1,43 @@
+"""A rank's pool: a shared segment of its own, with those of its peers mapped beside it."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+
+import torch
+
+from splash.core.errors import CapacityError
+from splash.hal.protocol import Communicator
+from splash_cpu.probe import memory_bytes
+from splash_cpu.segments import share
+
+
+class MappedPool:
+    """The `Pool` over shared segments: zero until written, page-aligned, every peer's readable as memory."""
+
+    def __init__(self, rank: int, segments: Sequence[mmap.mmap]) -> None:
+        self._rank = rank
+        self._views = [torch.frombuffer(segment, dtype=torch.uint8) for segment in segments]
+
+    @property
+    def bytes(self) -> torch.Tensor:
+        return self._views[self._rank]
+
+    def peer(self, rank: int) -> torch.Tensor:
+        return self._views[rank]
+
+    def close(self) -> None:
+        """Unmapped when the last view of it is gone."""
+        self._views.clear()
+
+
+def make_pool(comm: Communicator, num_bytes: int) -> MappedPool:
+    """Collective. CapacityError on all ranks if the pools cannot fit into this machine's memory."""
+    have = memory_bytes()
+    if num_bytes * comm.size > have:
+        raise CapacityError(
+            f"{comm.size} pools of {num_bytes >> 20} MiB exceed this machine's {have >> 20} MiB of memory;"
+            " lower --kv-pages or --pool-mib"
+        )
+    return MappedPool(comm.rank, share(comm, num_bytes, name="pool"))

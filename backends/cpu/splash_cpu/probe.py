@@ -1,0 +1,69 @@
+"""What this machine offers to the CPU port, and what is missing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import sysconfig
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from splash.core.errors import PortError
+from splash.hal.caps import DeviceInfo
+
+
+def num_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def memory_bytes() -> int:
+    """The machine's physical memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def probe() -> list[DeviceInfo]:
+    """The machine as one device. PortError names what is missing and what to install."""
+    if not sys.platform.startswith("linux"):
+        raise PortError(
+            f"the cpu port shares memory with memfd, which {sys.platform} lacks; it runs on Linux"
+        )
+    for package in ("torch", "mpi4py"):
+        if find_spec(package) is None:
+            raise PortError(f"the cpu port needs the package {package}: pip install {package}")
+    mpiexec()
+    return [DeviceInfo(0, f"{_cpu_name()}, {num_cores()} cores", memory_bytes(), platform.machine())]
+
+
+def mpiexec() -> str:
+    """The launcher that belongs to this interpreter's MPI library; a system's only if there is no other."""
+    for path in _own_launchers():
+        if os.access(path, os.X_OK):
+            return str(path)
+    found = shutil.which("mpiexec.hydra") or shutil.which("mpiexec")
+    if found is None:
+        raise PortError("the cpu port needs mpiexec to start its ranks: pip install mpich")
+    return found
+
+
+def _own_launchers() -> list[Path]:
+    try:
+        files = metadata.files("mpich") or []
+    except metadata.PackageNotFoundError:
+        files = []
+    shipped = [Path(str(file.locate())) for file in files if file.name == "mpiexec"]
+    return [*shipped, Path(sysconfig.get_path("scripts")) / "mpiexec"]
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
