@@ -51,6 +51,14 @@ class PlanDraft:
             or self.shadows
         )
 
+    def forget(self, request: int) -> None:
+        """The request leaves while the plan is being made."""
+        self.admits = [a for a in self.admits if a.request != request]
+        self.grants = [g for g in self.grants if g.request != request]
+        self.moves = [m for m in self.moves if m.request != request]
+        self.flips = [f for f in self.flips if f.request != request]
+        self.stages = [s for s in self.stages if s.request != request]
+
     def freeze(self) -> StepPlan:
         return StepPlan(
             index=self.index,

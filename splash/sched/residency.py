@@ -103,6 +103,11 @@ class RankResidency:
             if all(self.store.pools[self.rank].drained(j) for j in self.others):
                 self._fetch()
 
+    def take_undone(self, running: Container[int]) -> list[PageMove]:
+        """Moves given up since the last plan, of requests (ids) that still run."""
+        undone, self.undone = self.undone, []
+        return [move for move in undone if move.request in running]
+
     def new_shadows(self) -> list[Shadow]:
         """Double writes that the next plan must announce."""
         fresh = [e for e in self.evacuations if not e.announced]
@@ -110,10 +115,9 @@ class RankResidency:
             evac.announced = True
         return [Shadow(e.record.id, e.index, e.kv_group, self.rank, e.new_page) for e in fresh if e.shadowed]
 
-    def finish_moves(self, last_step: int, running: Container[int]) -> list[PageMove]:
-        """At a batch boundary: evacuated pages take over; their old pages retire. `running`: request ids."""
-        moves = [m for m in self.undone if m.request in running]
-        self.undone = []
+    def finish_moves(self, last_step: int) -> list[PageMove]:
+        """At a batch boundary: evacuated pages take over; their old pages retire."""
+        moves = []
         for evac in [e for e in self.evacuations if e.ready]:
             self.evacuations.remove(evac)
             block = evac.record.blocks[evac.index]

@@ -190,9 +190,14 @@ class Scheduler:
     def target(self) -> str:
         return self.transitions.target.name
 
+    @property
+    def switching(self) -> bool:
+        """A target is asked for, or a transition is open."""
+        return self._wanted is not None or self.transitions.open
+
     def has_work(self) -> bool:
         """Requests, messages to the executors, or open transitions."""
-        return bool(self.running or self._gone or self._wanted or len(self.waiting)) or self.transitions.open
+        return bool(self.running or self._gone or len(self.waiting)) or self.switching
 
     # ---- the batch boundary
 
@@ -210,6 +215,7 @@ class Scheduler:
         self._admit(draft)
         self._take_chunks(draft)
         draft.decodes = self._take_decodes()
+        self.transitions.announce(draft)
         draft.gone, self._gone = self._gone, []
         if draft.empty and not self.transitions.open:
             self._last_end_s = None
@@ -269,6 +275,7 @@ class Scheduler:
 
     def _grow_decodes(self, draft: PlanDraft) -> None:
         """A block for every decode whose last one is full; preempts the newest when memory is short."""
+        self._sort_decodes()
         full = [record for record in self._decodes if record.computed >= record.room]
         for record in full:
             if record.running and not self._grow(record, record.computed + 1, draft):
@@ -305,13 +312,7 @@ class Scheduler:
 
     def _preempt(self, record: Record, draft: PlanDraft) -> None:
         """Give up the pages; it will be recomputed from its tokens, before all who wait."""
-        draft.grants = [g for g in draft.grants if g.request != record.id]
-        draft.admits = [a for a in draft.admits if a.request != record.id]
-        draft.chunks = [c for c in draft.chunks if c.request != record.id]
-        draft.flips = [f for f in draft.flips if f.request != record.id]
-        draft.stages = [s for s in draft.stages if s.request != record.id]
-        draft.shadows = [s for s in draft.shadows if s.request != record.id]
-        draft.moves = [m for m in draft.moves if m.request != record.id]
+        draft.forget(record.id)
         self._leave(record)
         record.computed = 0
         self.waiting.put_back(record)
@@ -339,6 +340,8 @@ class Scheduler:
             margin = self._config.watermark_pages if self.running else 0
             if not self.store.fits(_sum((need, promised)), margin):
                 self._memory_bound_step = draft.index
+                if self.transitions.drop_warm_replicas(self._index):
+                    continue
                 return
             self.waiting.pop()
             self._start(record, goal, draft)
@@ -396,16 +399,21 @@ class Scheduler:
         self._sampling = [record for record, _ in taken if record.computed == len(record.tokens)]
 
     def _take_decodes(self) -> tuple[int, ...]:
-        if self._decodes_stale:
-            decoding = [r for r in self.running.values() if r.decoding]
-            self._decodes = sorted(decoding, key=lambda r: section_key_of(r.present, True, r.id))
-            self._decode_ids = tuple(r.id for r in self._decodes)
-            self._decode_places = Counter(r.present for r in self._decodes)
-            self._decodes_stale = False
+        self._sort_decodes()
         for record in self._decodes:
             record.computed += 1
         self._sampling = self._decodes + self._sampling
         return self._decode_ids
+
+    def _sort_decodes(self) -> None:
+        """Bring the list of decodes up to date; it changes seldom, so steady steps do nothing here."""
+        if not self._decodes_stale:
+            return
+        decoding = [r for r in self.running.values() if r.decoding]
+        self._decodes = sorted(decoding, key=lambda r: section_key_of(r.present, True, r.id))
+        self._decode_ids = tuple(r.id for r in self._decodes)
+        self._decode_places = Counter(r.present for r in self._decodes)
+        self._decodes_stale = False
 
     # ---- parts of the background
 

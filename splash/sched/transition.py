@@ -79,6 +79,8 @@ class Transitions:
         self._flipped: list[tuple[Record, int]] = []
         self._cancelled: dict[int, Record] = {}
         """Records whose announced staging was given up: the executors must hear."""
+        self._dropped: list[int] = []
+        """Ranks whose replicas were given up since the last plan."""
         self._recheck = True
         """Projections may have to be toggled at the next boundary."""
         self._words: list[list[str]] = []
@@ -133,10 +135,10 @@ class Transitions:
     # ---- the batch boundary
 
     def boundary(self, draft: PlanDraft) -> int:
-        """Everything that changes between two steps; returns how many requests flipped."""
+        """What has become ready takes effect, before the step's rows are chosen; returns how many requests flipped."""
         step = draft.index
         for residency in self.residencies:
-            draft.moves += residency.finish_moves(step - 1, self._running)
+            draft.moves += residency.finish_moves(step - 1)
             if residency.finish_fetch():
                 self._recheck = True
                 draft.residents.append(Resident(residency.rank, frozenset(range(self._store.topo.ranks))))
@@ -145,9 +147,27 @@ class Transitions:
             flips += self._toggle(draft)
             self._shrink(draft)
             self._recheck = False
-        self._announce(draft)
-        draft.copies = self.ledger.take_outbox()
         return flips
+
+    def announce(self, draft: PlanDraft) -> None:
+        """What begins or was given up, after the step's rows are chosen (which may have given up more)."""
+        for record in self._cancelled.values():
+            record.next = None
+            draft.stages.append(Stage(record.id, None))
+        self._cancelled.clear()
+        for record in self._moving.values():
+            staging = record.staging
+            if staging is not None and not staging.announced and staging.grants:
+                staging.announced = True
+                record.next = staging.next
+                draft.grants += staging.grants
+                draft.stages.append(Stage(record.id, staging.next))
+        draft.residents += [Resident(rank, frozenset((rank,))) for rank in self._dropped]
+        self._dropped = []
+        for residency in self.residencies:
+            draft.moves += residency.take_undone(self._running)
+            draft.shadows += residency.new_shadows()
+        draft.copies = self.ledger.take_outbox()
 
     # ---- while the ranks compute
 
@@ -191,7 +211,10 @@ class Transitions:
         record.blocks, record.room = [], 0
 
     def relieve(self, step: int) -> bool:
-        """Memory is short: give up the newest staging, else a residency that grows. False if there is none."""
+        """Memory is short after the collected `step`: give up replicas that are only kept warm, else the newest
+        staging, else a residency that grows. False if there is none of them."""
+        if self.drop_warm_replicas(step):
+            return True
         staged = [r for r in self._moving.values() if r.staging is not None]
         if staged:
             record = max(staged, key=lambda r: (r.staging.started_step if r.staging else 0, r.id))
@@ -203,6 +226,15 @@ class Transitions:
         if growing:
             self._refuse_growth(step, "memory is short: running requests need the pages")
         return bool(growing)
+
+    def drop_warm_replicas(self, step: int) -> bool:
+        """Give the slots that no request and no goal needs to KV, all of whose readers are collected with `step`."""
+        warm = [x for x in self.residencies if x.phase is Phase.FULL and not self._wanted_full(x.rank)]
+        for residency in warm:
+            residency.shrink(step)
+            residency.collected(step)
+            self._dropped.append(residency.rank)
+        return bool(warm)
 
     def cancel(self, record: Record, reason: str, step: int) -> None:
         """Give up a request's staging: it stays as it is, reserved pages retire after `step`."""
@@ -278,21 +310,6 @@ class Transitions:
                 if residency.phase is Phase.FULL:
                     draft.residents.append(Resident(residency.rank, frozenset((residency.rank,))))
                 residency.shrink(draft.index - 1)
-
-    def _announce(self, draft: PlanDraft) -> None:
-        for record in self._cancelled.values():
-            record.next = None
-            draft.stages.append(Stage(record.id, None))
-        self._cancelled.clear()
-        for record in self._moving.values():
-            staging = record.staging
-            if staging is not None and not staging.announced and staging.grants:
-                staging.announced = True
-                record.next = staging.next
-                draft.grants += staging.grants
-                draft.stages.append(Stage(record.id, staging.next))
-        for residency in self.residencies:
-            draft.shadows += residency.new_shadows()
 
     # ---- parts of the background
 

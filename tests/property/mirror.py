@@ -1,0 +1,164 @@
+"""An executor without tensors: it knows for every page which token of which request each of its places holds.
+
+It does what the plan says, and asserts what a real executor could only show as wrong tokens: no page is read
+before it is written, every reader has every token, no page serves two uses, nothing is lost by a flip.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from splash.kv.slots import MemoryPlan
+from splash.layout.holders import Topology, holders
+from splash.layout.layouts import Assignment
+from splash.layout.residency import full_ranks
+from splash.sched.step import PageCopy, ShardCopy, StepPlan, StepResult
+
+
+@dataclass
+class Mirrored:
+    """A request as an executor sees it."""
+
+    tokens: list[int]
+    computed: int
+    present: Assignment
+    forced: tuple[int, ...]
+    num_prompt: int
+    next: Assignment | None = None
+    tables: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    shadows: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    """(rank, group, block) -> page."""
+
+
+class MirrorExecutor:
+    """`delay` steps pass before a copy's bytes arrive and are acknowledged (0: right after its step)."""
+
+    def __init__(self, memory: MemoryPlan, topo: Topology, *, delay: int = 0, seed: int = 0) -> None:
+        self.topo = topo
+        self.size = memory.pages.block_size
+        self.geometry = memory.geometry
+        self.token_bytes = memory.pages.token_bytes
+        self.requests: dict[int, Mirrored] = {}
+        self.pages: list[dict[int, list[object]]] = [{} for _ in range(topo.ranks)]
+        self.shards = [{r: self.geometry.shard_bytes} for r in range(topo.ranks)]
+        self.resident = [frozenset((r,)) for r in range(topo.ranks)]
+        self.received = [[0] * topo.ranks for _ in range(topo.ranks)]
+        self.delay = delay
+        self.rng = random.Random(seed)
+        self._waiting: list[tuple[int, PageCopy | ShardCopy]] = []
+        self._acks: list[int] = []
+        self._result: StepResult | None = None
+
+    def submit(self, plan: StepPlan) -> None:
+        self._run_copies(plan.index)
+        acks, self._acks = tuple(self._acks), []
+        self._apply(plan)
+        tokens = self._forward(plan)
+        self._waiting += [(plan.index + self.rng.randint(0, self.delay), copy) for copy in plan.copies]
+        self._result = StepResult(plan.index, tuple(tokens), acks)
+
+    def collect(self) -> StepResult:
+        assert self._result is not None
+        result, self._result = self._result, None
+        return result
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    def _apply(self, plan: StepPlan) -> None:
+        for request in plan.gone:
+            self.requests.pop(request, None)
+        for a in plan.admits:
+            assert a.request not in self.requests
+            self.requests[a.request] = Mirrored(list(a.tokens), 0, a.at, a.forced, a.num_prompt)
+        for rank, shards in plan.residents:
+            for j in shards - self.resident[rank]:
+                assert self.shards[rank].get(j, 0) == self.geometry.shard_bytes, (
+                    f"rank {rank} lacks shard {j}"
+                )
+            for j in self.resident[rank] - shards:
+                del self.shards[rank][j]
+            self.resident[rank] = shards
+        for request, block, group, rank, page in plan.grants:
+            self._zero(rank, page)
+            self.requests[request].tables[rank, group, block] = page
+            self.requests[request].shadows.pop((rank, group, block), None)
+        for request, block, group, rank, page in plan.shadows:
+            self._zero(rank, page)
+            self.requests[request].shadows[rank, group, block] = page
+        for request, block, group, rank, page in plan.moves:
+            self.requests[request].tables[rank, group, block] = page
+            self.requests[request].shadows.pop((rank, group, block), None)
+        for request, at in plan.flips:
+            self.requests[request].present, self.requests[request].next = at, None
+        for request, at in plan.stages:
+            self.requests[request].next = at
+
+    def _zero(self, rank: int, page: int) -> None:
+        assert page > self.geometry.null_page or page // self.geometry.slot_pages not in self.resident[rank]
+        assert 0 <= page < self.geometry.num_pages
+        self.pages[rank][page] = [None] * self.size
+
+    def _forward(self, plan: StepPlan) -> list[int]:
+        tokens = []
+        for request in plan.decodes:
+            r = self.requests[request]
+            assert r.computed == len(r.tokens) - 1, "a decode row is the last known token"
+            self._rows(request, r, r.computed, 1)
+            tokens.append(self._sample(request, r))
+        for chunk in plan.chunks:
+            r = self.requests[chunk.request]
+            assert chunk.start == r.computed
+            self._rows(chunk.request, r, chunk.start, chunk.count)
+            if r.computed == len(r.tokens):
+                tokens.append(self._sample(chunk.request, r))
+        assert plan.decodes == tuple(sorted(set(plan.decodes), key=plan.decodes.index))
+        return tokens
+
+    def _sample(self, request: int, r: Mirrored) -> int:
+        token = (request * 7919 + len(r.tokens) * 104729) % 50021
+        index = len(r.tokens) - r.num_prompt
+        r.tokens.append(r.forced[index] if r.forced else token)
+        return token
+
+    def _rows(self, request: int, r: Mirrored, start: int, count: int) -> None:
+        places = [r.present] + ([r.next] if r.next is not None else [])
+        for rank in full_ranks(r.present, self.topo.ranks):
+            assert len(self.resident[rank]) == self.topo.ranks, (
+                f"rank {rank} computes all heads without all shards"
+            )
+        for position in range(start, start + count):
+            block, place = divmod(position, self.size)
+            for group in range(self.topo.groups):
+                for rank in {x for at in places for x in holders(at, block, group, self.topo)}:
+                    key = rank, group, block
+                    content = (request, position, group)
+                    self.pages[rank][r.tables[key]][place] = content
+                    if key in r.shadows:
+                        self.pages[rank][r.shadows[key]][place] = content
+        for position in range(start + count):
+            block, place = divmod(position, self.size)
+            for group in range(self.topo.groups):
+                for rank in holders(r.present, block, group, self.topo):
+                    held = self.pages[rank][r.tables[rank, group, block]][place]
+                    assert held == (request, position, group), (
+                        f"request {request} {r.present} reads token {position} on rank {rank}: {held}"
+                    )
+        r.computed = start + count
+
+    def _run_copies(self, index: int) -> None:
+        due = [c for at, c in self._waiting if at < index]
+        self._waiting = [(at, c) for at, c in self._waiting if at >= index]
+        for copy in due:
+            if isinstance(copy, ShardCopy):
+                held = self.shards[copy.dst_rank].setdefault(copy.shard, 0)
+                assert held == copy.first or copy.first == 0
+                self.shards[copy.dst_rank][copy.shard] = copy.stop
+                self.received[copy.shard][copy.dst_rank] += copy.stop - copy.first
+            else:
+                src = self.pages[copy.src_rank][copy.src_page]
+                dst = self.pages[copy.dst_rank].setdefault(copy.dst_page, [None] * self.size)
+                dst[copy.first : copy.stop] = src[copy.first : copy.stop]
+                self.received[copy.src_rank][copy.dst_rank] += (copy.stop - copy.first) * self.token_bytes
+            self._acks.append(copy.id)
