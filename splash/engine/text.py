@@ -1,0 +1,117 @@
+"""Text of a checkpoint: its tokenizer and its chat template. A checkpoint without tokenizer.json has none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from splash.core.errors import CheckpointError, RequestError
+from splash.engine.detok import Detokenizer, detokenizers
+from splash.engine.template import ChatTemplate
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+class Text:
+    """Encodes prompts and chats, and decodes what is generated. Safe to use from several threads."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, config: Mapping[str, Any], template: ChatTemplate | None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._special = {name: _content(config[name]) for name in _SPECIAL if config.get(name)}
+        self._prefix = self._added_bos(config)
+        self._new_detokenizer = detokenizers(tokenizer)
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids that the tokenizer knows; the model's vocabulary may be larger."""
+        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
+        """The ids of `text`; `special` adds what the model wants around a prompt, such as its first token."""
+        ids = tuple(self._tokenizer.encode(text, add_special_tokens=special).ids)
+        if special and ids[: len(self._prefix)] != self._prefix:
+            return self._prefix + ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of `token_ids`, without special tokens."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    def detokenizer(self) -> Detokenizer:
+        """A new one, for one request."""
+        return self._new_detokenizer()
+
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
+    ) -> str:
+        """The prompt for a chat; RequestError if the model has no template or the template refuses the messages."""
+        if self._template is None:
+            raise RequestError("this model has no chat template; send a plain prompt")
+        return self._template.render(
+            messages=messages, add_generation_prompt=add_generation_prompt, **{**self._special, **variables}
+        )
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> tuple[int, ...]:
+        """The ids of `chat`; special tokens are those that the template writes."""
+        return self.encode(self.chat(messages, **variables), special=False)
+
+    def _added_bos(self, config: Mapping[str, Any]) -> tuple[int, ...]:
+        """The first token where the config asks for it; tokenizer.json may forget to add it."""
+        bos = self._tokenizer.token_to_id(self._special.get("bos_token", ""))
+        return (bos,) if config.get("add_bos_token") is True and bos is not None else ()
+
+
+def open_text(folder: str | Path) -> Text | None:
+    """The text of a checkpoint folder, or None without tokenizer.json; CheckpointError if its files are damaged."""
+    folder = Path(folder)
+    file = folder / "tokenizer.json"
+    if not file.exists():
+        return None
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises plain Exception
+        raise CheckpointError(f"{file} is no tokenizer: {' '.join(str(error).split())}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    config_file = folder / "tokenizer_config.json"
+    config = _read_object(config_file) if config_file.exists() else {}
+    source = _template_source(folder, config)
+    return Text(tokenizer, config, None if source is None else ChatTemplate(source))
+
+
+def _template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The chat template: a file of its own, or in tokenizer_config.json, where there may be several by name."""
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        return file.read_text(encoding="utf-8")
+    other = folder / "chat_template.json"
+    found = _read_object(other).get("chat_template") if other.exists() else config.get("chat_template")
+    if isinstance(found, list):
+        named = {entry["name"]: entry["template"] for entry in found}
+        found = named.get("default", next(iter(named.values()), None))
+    return found if isinstance(found, str) else None
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise CheckpointError(f"{file} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file} holds no object")
+    return value
+
+
+def _content(token: Any) -> str:
+    """A special token is a string, or an object with its `content`."""
+    return str(token["content"] if isinstance(token, Mapping) else token)
