@@ -1,0 +1,291 @@
+"""The engine's loop: what is due reaches the scheduler, its plan the executor, the result comes back.
+
+One step:
+
+    due commands -> schedule -> submit -> (while ranks compute: bookkeeping, and the delivery of
+    the step before: text, clients, events, trace) -> collect -> update
+
+So between two forward passes lie only `update`, the due commands, `schedule` and `submit`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from typing import NamedTuple, Protocol
+
+from splash.core.errors import CapacityError, RequestError
+from splash.core.request import Request
+from splash.engine.trace import TraceWriter
+from splash.engine.workload import When
+from splash.sched.scheduler import Output, Scheduler
+from splash.sched.step import Executor, StepPlan, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """`forced`: teacher forcing, the tokens that are appended whatever is sampled. `arrives_when_due`: its
+    arrival is the boundary at which it becomes due (a step has no time before it comes)."""
+
+    request: Request
+    forced: tuple[int, ...] = ()
+    arrives_when_due: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retarget:
+    layout: str
+    reason: str
+
+
+Command = Submit | Abort | Retarget
+NOW = When()
+
+
+class LatchedClock:
+    """The time as the scheduler sees it: it passes at the loop's latches only, so a replay can repeat it."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._latched = 0.0
+
+    def latch(self) -> float:
+        self._latched = self._now_s()
+        return self._latched
+
+    def now(self) -> float:
+        return self._latched
+
+
+class _Entry(NamedTuple):
+    step: int
+    time_s: float
+    number: int
+    command: Command
+
+
+class Inbox:
+    """Commands on their way to the loop, from any thread, due at once or later."""
+
+    def __init__(self) -> None:
+        self._entries: list[_Entry] = []
+        self._numbers = count()
+        self._changed = threading.Condition()
+        self._finishing = False
+        self._closed = False
+
+    def put(self, command: Command, when: When = NOW) -> None:
+        with self._changed:
+            heapq.heappush(self._entries, _Entry(when.step, when.time_s, next(self._numbers), command))
+            self._changed.notify()
+
+    def finish(self) -> None:
+        """Nothing more will come."""
+        with self._changed:
+            self._finishing = True
+            self._changed.notify()
+
+    def close(self) -> None:
+        """What is left shall not be served."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def finished(self) -> bool:
+        """Nothing more will come, and no submit is left."""
+        with self._changed:
+            return self._finishing and not any(isinstance(e.command, Submit) for e in self._entries)
+
+    def due(self, step: int, now_s: float, *, idle: bool) -> list[Command]:
+        """Takes what is due at the boundary before `step`, in order of step, time and coming.
+
+        When idle no step passes: if nothing is due, the step of the next submit counts as come.
+        """
+        if not self._entries:
+            return []
+        with self._changed:
+            found = self._take(step, now_s)
+            if idle and not found:
+                found = self._take(self._reached(step), now_s)
+        return [entry.command for entry in found]
+
+    def _take(self, step: int, now_s: float) -> list[_Entry]:
+        found: list[_Entry] = []
+        kept: list[_Entry] = []
+        while self._entries and self._entries[0].step <= step:
+            entry = heapq.heappop(self._entries)
+            (found if entry.time_s <= now_s else kept).append(entry)
+        for entry in kept:
+            heapq.heappush(self._entries, entry)
+        return found
+
+    def wait(self, step: int, now_s: float) -> None:
+        """Block an idle loop until something is due, or may be."""
+        with self._changed:
+            reached = self._reached(step)
+            times = [entry.time_s for entry in self._entries if entry.step <= reached]
+            delay = min(times) - now_s if times else None
+            if not self._closed and (delay > 0 if delay is not None else not self._finishing):
+                self._changed.wait(delay)
+
+    def withdraw(self, request_id: int) -> bool:
+        """Takes back a submit that is not due yet."""
+        with self._changed:
+            for entry in self._entries:
+                if isinstance(entry.command, Submit) and entry.command.request.id == request_id:
+                    self._entries.remove(entry)
+                    heapq.heapify(self._entries)
+                    return True
+        return False
+
+    def drop(self) -> list[Command]:
+        """Takes everything that is left, due or not."""
+        with self._changed:
+            left, self._entries = sorted(self._entries), []
+        return [entry.command for entry in left]
+
+    def _reached(self, step: int) -> int:
+        submits = [entry.step for entry in self._entries if isinstance(entry.command, Submit)]
+        return max(step, min(submits, default=0))
+
+
+class Outbox(Protocol):
+    """Where results go, called while ranks compute."""
+
+    def deliver(self, outputs: Sequence[Output]) -> None: ...
+
+    def refuse(self, request: int, error: RequestError) -> None: ...
+
+    def stepped(self, plan: StepPlan, result: StepResult) -> None: ...
+
+
+class Loop:
+    """Runs steps until its inbox is closed, then aborts what is left. Everything happens in one thread."""
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        executor: Executor,
+        clock: LatchedClock,
+        inbox: Inbox,
+        outbox: Outbox,
+        trace: TraceWriter | None = None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._clock = clock
+        self._inbox = inbox
+        self._outbox = outbox
+        self._trace = trace
+        self._next_step = 0
+        self._live: set[int] = set()
+        self._outputs: list[Output] = []
+        self._notes: list[Callable[[], None]] = []
+
+    def run(self) -> bool:
+        """Whether everything that was submitted has been served (the inbox was finished, not closed)."""
+        while not self._inbox.closed:
+            if not self.step():
+                if self._inbox.finished:
+                    return True
+                self._inbox.wait(self._next_step, self._clock.latch())
+        self._abort_all()
+        return False
+
+    def step(self) -> bool:
+        """One step, if there is anything to do."""
+        planned_s = self._clock.latch()
+        self._obey(self._inbox.due(self._next_step, planned_s, idle=not self._scheduler.has_work()))
+        plan = self._scheduler.schedule()
+        if plan is None:
+            self._scheduler.drain_events()
+            self._hand_on()
+            if self._scheduler.has_work():
+                raise CapacityError("requests wait, nothing runs, and none of them can be given pages")
+            return False
+        self._next_step = plan.index + 1
+        self._executor.submit(plan)
+        self._scheduler.prepare()
+        self._hand_on()
+        result = self._executor.collect()
+        collected_s = self._clock.latch()
+        self._take(self._scheduler.update(result))
+        self._notes.append(partial(self._outbox.stepped, plan, result))
+        if self._trace:
+            times = {"planned_s": planned_s, "collected_s": collected_s}
+            self._notes.append(partial(self._trace.step, plan, result, **times))
+        return True
+
+    def _obey(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            match command:
+                case Submit(request, forced, arrives_when_due):
+                    if arrives_when_due:
+                        request = replace(request, arrival_s=self._clock.now())
+                    self._add(request, forced)
+                case Abort(request_id):
+                    self._abort(request_id)
+                case Retarget(layout, reason):
+                    self._scheduler.set_target(layout, reason)
+                    if self._trace:
+                        self._notes.append(partial(self._trace.target, self._next_step, layout, reason))
+
+    def _add(self, request: Request, forced: tuple[int, ...]) -> None:
+        """It was checked when it was submitted, but the target, and so the room, may have changed since."""
+        try:
+            self._scheduler.add(request, forced)
+        except RequestError as error:
+            self._outbox.refuse(request.id, error)
+            return
+        self._live.add(request.id)
+        if self._trace:
+            self._notes.append(partial(self._trace.submit, self._next_step, request, forced))
+
+    def _abort(self, request_id: int) -> None:
+        """Of what has finished already it is void: the client could not know."""
+        if request_id not in self._live:
+            withdrawn = self._inbox.withdraw(request_id)
+            self._take([Output(request_id, (), "abort")] if withdrawn else [])
+            return
+        output = self._scheduler.abort(request_id)
+        self._take([output] if output else [])
+        if self._trace:
+            self._notes.append(partial(self._trace.abort, self._next_step, request_id))
+
+    def _take(self, outputs: Sequence[Output]) -> None:
+        self._outputs += outputs
+        self._live.difference_update(o.request for o in outputs if o.finish_reason)
+
+    def _hand_on(self) -> None:
+        """Everything about the last step that the next plan does not need."""
+        notes, self._notes = self._notes, []
+        for note in notes:
+            note()
+        if self._outputs:
+            outputs, self._outputs = self._outputs, []
+            self._outbox.deliver(outputs)
+
+    def _abort_all(self) -> None:
+        """Requests that are not due yet never arrived; the others end with `abort`."""
+        self._clock.latch()
+        never = [Output(c.request.id, (), "abort") for c in self._inbox.drop() if isinstance(c, Submit)]
+        for request_id in sorted(self._live):
+            self._abort(request_id)
+        self._take(never)
+        self._scheduler.drain_events()
+        self._hand_on()

@@ -1,0 +1,270 @@
+"""What a run was worth: requests, switches and the cost of a flip, folded from events and outputs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from splash.core.events import (
+    Event,
+    FirstToken,
+    RequestArrived,
+    RequestFinished,
+    RequestPreempted,
+    RunFinished,
+    RunStarted,
+    StepDone,
+    SwitchDone,
+    TargetChanged,
+    TargetRefused,
+)
+from splash.core.request import FinishReason
+
+MIN_PEERS = 5
+"""Steps of like load at least that a layout's typical step time is taken from."""
+
+
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """Linear interpolation between the sorted values; None without any."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def spread(values: Sequence[float], percents: Iterable[int] = (50, 95)) -> dict[str, float | None]:
+    """Percentiles by name: {"p50": ..., "p95": ...}."""
+    return {f"p{p}": percentile(values, p) for p in percents}
+
+
+@dataclass(slots=True)
+class RequestReport:
+    """One request: `ttft_s` from arrival to first token, `tpot_s` (last - first) / (n - 1), None below 2 tokens."""
+
+    id: int
+    num_prompt: int = 0
+    arrival_s: float = 0.0
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    finished_s: float | None = None
+    preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """From the end of a step on its last rank to the start of the next forward on its first rank, plus
+    the excess of that first step over what is typical of its layout. `cost_s` is their sum."""
+
+    step: int
+    flips: int
+    cost_s: float
+
+
+def boundaries(steps: Iterable[StepDone]) -> list[Boundary]:
+    """The boundaries before decode steps that follow another step at once (not a tick, nor an idle time).
+
+    Before a step with a prompt chunk there is none: such a step has no typical time to be compared with.
+    """
+    ordered = sorted(steps, key=lambda s: s.step)
+    decodes = [s for s in ordered if s.decode_rows and not s.prefill_rows]
+    typical = _TypicalStep(decodes)
+    follows = {b.step for a, b in pairwise(ordered) if b.step == a.step + 1 and b.boundary_s > 0}
+    return [
+        Boundary(s.step, s.flips, s.boundary_s + s.forward_s - typical.seconds(s))
+        for s in decodes
+        if s.step in follows
+    ]
+
+
+class _TypicalStep:
+    """Median forward time of the decode steps of a layout (mix) with about as many rows."""
+
+    def __init__(self, steps: Iterable[StepDone]) -> None:
+        times: dict[tuple[str, ...], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for step in steps:
+            times[_mix(step)][step.decode_rows].append(step.forward_s)
+        self._times = times
+        self._known: dict[tuple[tuple[str, ...], int], float] = {}
+
+    def seconds(self, step: StepDone) -> float:
+        key = (_mix(step), step.decode_rows)
+        if key not in self._known:
+            self._known[key] = self._median(*key)
+        return self._known[key]
+
+    def _median(self, mix: tuple[str, ...], rows: int) -> float:
+        """Over the same number of rows, and the nearest ones while there are fewer than MIN_PEERS steps."""
+        by_rows = self._times[mix]
+        peers: list[float] = []
+        for other in sorted(by_rows, key=lambda n: abs(n - rows)):
+            if len(peers) >= MIN_PEERS:
+                break
+            peers += by_rows[other]
+        return median(peers)
+
+
+def _mix(step: StepDone) -> tuple[str, ...]:
+    return tuple(sorted(name for name, rows in step.rows_by_layout.items() if rows))
+
+
+def switch_cost(steps: Sequence[StepDone]) -> dict[str, Any]:
+    """`switch_cost` of the JSON: boundaries with flips against those without, and the decode step."""
+    found = boundaries(steps)
+    decode = [s.forward_s for s in steps if s.decode_rows and not s.prefill_rows]
+    flips = [b.cost_s for b in found if b.flips]
+    null = [b.cost_s for b in found if not b.flips]
+    excess = median(flips) - median(null) if flips and null else None
+    step_s = percentile(decode, 50)
+    return {
+        "flips": len(flips),
+        "step_s_p50": step_s,
+        "flip_s": spread(flips),
+        "null_s": spread(null),
+        "excess_s": excess,
+        "excess_share": excess / step_s if excess is not None and step_s else None,
+    }
+
+
+class RunReport:
+    """Folds a run's events; `output` adds tokens and text. Nothing else is needed for tables and JSON."""
+
+    def __init__(self) -> None:
+        self.started: RunStarted | None = None
+        self.finished: RunFinished | None = None
+        self.requests: dict[int, RequestReport] = {}
+        self.steps: list[StepDone] = []
+        self.switches: list[SwitchDone] = []
+        self.refusals: list[TargetRefused] = []
+        self.targets: list[TargetChanged] = []
+
+    def event(self, event: Event) -> None:
+        match event:
+            case RunStarted():
+                self.started = event
+            case RunFinished():
+                self.finished = event
+            case StepDone():
+                self.steps.append(event)
+            case SwitchDone():
+                self.switches.append(event)
+            case TargetChanged():
+                self.targets.append(event)
+            case TargetRefused():
+                self.refusals.append(event)
+            case RequestArrived():
+                request = self._request(event.request)
+                request.num_prompt, request.arrival_s = event.num_prompt, event.t
+            case FirstToken():
+                self._request(event.request).ttft_s = event.ttft_s
+            case RequestPreempted():
+                self._request(event.request).preemptions += 1
+            case RequestFinished():
+                request = self._request(event.request)
+                request.ttft_s, request.tpot_s = event.ttft_s, event.tpot_s
+                request.finished_s = event.t
+
+    def output(
+        self, request: int, token_ids: Sequence[int], text: str, finish_reason: FinishReason | None
+    ) -> None:
+        known = self._request(request)
+        known.token_ids += token_ids
+        known.text += text
+        known.finish_reason = finish_reason or known.finish_reason
+
+    def _request(self, request: int) -> RequestReport:
+        return self.requests.setdefault(request, RequestReport(request))
+
+    # ---- what comes out
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "requests": [self._request_json(r) for r in self._in_order()],
+            "switches": [_switch_json(s) for s in self.switches],
+            "refused": [{"step": r.step, "target": r.target, "reason": r.reason} for r in self.refusals],
+            "switch_cost": switch_cost(self.steps),
+            "summary": self.summary(),
+        }
+
+    def _in_order(self) -> list[RequestReport]:
+        return [self.requests[key] for key in sorted(self.requests)]
+
+    @staticmethod
+    def _request_json(r: RequestReport) -> dict[str, Any]:
+        return {
+            "id": r.id,
+            "num_prompt": r.num_prompt,
+            "token_ids": r.token_ids,
+            "text": r.text,
+            "finish_reason": r.finish_reason,
+            "arrival_s": r.arrival_s,
+            "ttft_s": r.ttft_s,
+            "tpot_s": r.tpot_s,
+            "preemptions": r.preemptions,
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """Throughput over the time from the first arrival to the last finish, and percentiles over requests."""
+        requests = list(self.requests.values())
+        output_tokens = sum(len(r.token_ids) for r in requests)
+        seconds = self.duration_s()
+        percents = (50, 95, 99)
+        return {
+            "output_tokens_per_s": output_tokens / seconds if seconds > 0 else None,
+            "output_tokens": output_tokens,
+            "prompt_tokens": sum(r.num_prompt for r in requests),
+            "duration_s": seconds,
+            "requests": len(requests),
+            "finish_reasons": dict(Counter(r.finish_reason for r in requests if r.finish_reason)),
+            "ttft_s": spread([r.ttft_s for r in requests if r.ttft_s is not None], percents),
+            "tpot_s": spread([r.tpot_s for r in requests if r.tpot_s is not None], percents),
+            "steps": len(self.steps),
+            "preemptions": sum(r.preemptions for r in requests),
+            "switches": len(self.switches),
+            "layouts": self.layouts(),
+            "outcome": self.finished.outcome if self.finished else None,
+        }
+
+    def duration_s(self) -> float:
+        arrivals = [r.arrival_s for r in self.requests.values()]
+        ends = [r.finished_s for r in self.requests.values() if r.finished_s is not None]
+        return max(ends) - min(arrivals) if ends else 0.0
+
+    def layouts(self) -> dict[str, float]:
+        """Share of the forward time of each layout, by rows, in order of first appearance."""
+        seconds: dict[str, float] = {}
+        for step in self.steps:
+            rows = sum(step.rows_by_layout.values())
+            for name, count in step.rows_by_layout.items():
+                if count:
+                    seconds[name] = seconds.get(name, 0.0) + step.forward_s * count / rows
+        total = sum(seconds.values())
+        return (
+            {name: part / total for name, part in seconds.items()} if total else dict.fromkeys(seconds, 0.0)
+        )
+
+
+def _switch_json(s: SwitchDone) -> dict[str, Any]:
+    return {
+        "from": s.old,
+        "to": s.new,
+        "reason": s.reason,
+        "outcome": s.outcome,
+        "step": s.step,
+        "steps": s.steps,
+        "requests": s.requests,
+        "bytes_received": s.bytes_received,
+        "weight_bytes_received": s.weight_bytes_received,
+        "seconds": s.seconds,
+        "max_boundary_s": s.max_boundary_s,
+    }

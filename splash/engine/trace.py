@@ -1,0 +1,207 @@
+"""A run as JSON lines: a header, every event, and what it takes to play the same steps again.
+
+Each line is an object whose `kind` says what it is:
+
+    header   what ran: version, model, configuration, seed
+    event    one event of `core.events`
+    submit   a request as it reached the scheduler: tokens, parameters, arrival, before which step
+    abort    a request's abort, before which step
+    target   a target set by a user, before which step
+    step     a digest of the StepPlan, its StepResult, and the two times at which the scheduler was called
+
+Submits, aborts and targets lie in the order in which the scheduler was told of them; with the times and the
+results they determine every plan, so a replay can be checked against the digests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, TextIO
+
+from splash.core.errors import SplashError
+from splash.core.events import Event, from_json, to_json
+from splash.core.params import SamplingParams
+from splash.core.request import Request
+from splash.sched.step import StepPlan, StepResult
+
+VERSION = 1
+
+
+class TraceError(SplashError):
+    """A trace cannot be read or written; the message names the file and the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What was run: the model's folder, the configuration as plain data, and splash's version."""
+
+    splash: str
+    model: str
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    step: int
+    request: Request
+    forced: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    step: int
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retargeted:
+    step: int
+    layout: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """`planned_s` and `collected_s`: the engine's clock at `schedule` and at `update`."""
+
+    digest: str
+    planned_s: float
+    collected_s: float
+    result: StepResult
+
+
+Record = Header | Event | Submitted | Aborted | Retargeted | Stepped
+
+
+def plan_digest(plan: StepPlan) -> str:
+    """16 hexadecimal digits that are equal for equal plans, on every machine and in every process."""
+    return hashlib.sha256(repr(_canonical(plan)).encode()).hexdigest()[:16]
+
+
+def _canonical(value: Any) -> Any:
+    """Nested tuples of numbers and strings; sets are sorted, enumerations become their values."""
+    if isinstance(value, tuple):
+        if all(type(item) is int for item in value):
+            return tuple(value)
+        return tuple(_canonical(item) for item in value)
+    if isinstance(value, frozenset):
+        return tuple(sorted(value))
+    if isinstance(value, Enum):
+        return value.value
+    if is_dataclass(value) and not isinstance(value, type):
+        return tuple(_canonical(getattr(value, field.name)) for field in fields(value))
+    return value
+
+
+class TraceWriter:
+    """Writes a trace line by line; `close` ends it. Every line is complete on its own."""
+
+    def __init__(self, file: Path, header: Header) -> None:
+        self._file = file
+        try:
+            self._out: TextIO = file.open("w", encoding="utf-8")
+        except OSError as error:
+            raise TraceError(f"cannot write the trace {file}: {error.strerror} (--trace)") from None
+        self._write("header", {"version": VERSION, **asdict(header)})
+
+    def event(self, event: Event) -> None:
+        self._write("event", to_json(event))
+
+    def submit(self, step: int, request: Request, forced: tuple[int, ...] = ()) -> None:
+        self._write("submit", {"step": step, **asdict(request), "forced": forced})
+
+    def abort(self, step: int, request: int) -> None:
+        self._write("abort", {"step": step, "request": request})
+
+    def target(self, step: int, layout: str, reason: str) -> None:
+        self._write("target", {"step": step, "layout": layout, "reason": reason})
+
+    def step(self, plan: StepPlan, result: StepResult, *, planned_s: float, collected_s: float) -> None:
+        times = {"planned_s": planned_s, "collected_s": collected_s}
+        self._write("step", {"digest": plan_digest(plan), **times, "result": asdict(result)})
+
+    def close(self) -> None:
+        self._out.close()
+
+    def _write(self, kind: str, data: Mapping[str, Any]) -> None:
+        try:
+            self._out.write(json.dumps({"kind": kind, **data}, separators=(",", ":")) + "\n")
+        except OSError as error:
+            raise TraceError(f"cannot write the trace {self._file}: {error.strerror} (--trace)") from None
+
+
+def read_trace(file: Path) -> Iterator[Record]:
+    """The records of a trace, the header first; TraceError at the first line that is not one."""
+    try:
+        lines = file.open(encoding="utf-8")
+    except OSError as error:
+        raise TraceError(f"cannot read the trace {file}: {error.strerror}") from None
+    with lines:
+        number = 0
+        for number, line in enumerate(_decoded(lines, file), start=1):
+            yield _record(line, file, number)
+        if number == 0:
+            raise TraceError(f"{file} is empty; a trace is what `splash run --trace FILE` writes")
+
+
+def _decoded(lines: TextIO, file: Path) -> Iterator[str]:
+    try:
+        yield from lines
+    except UnicodeDecodeError:
+        raise TraceError(
+            f"{file} is not UTF-8 text; a trace is what `splash run --trace FILE` writes"
+        ) from None
+
+
+def _record(line: str, file: Path, number: int) -> Record:
+    where = f"{file}:{number}"
+    try:
+        data = json.loads(line)
+    except ValueError as error:
+        raise TraceError(f"{where}: not JSON ({error}); was the run cut off while writing?") from None
+    kind = data.pop("kind", None) if isinstance(data, dict) else None
+    if (number == 1) != (kind == "header"):
+        raise TraceError(
+            f"{where}: expected {'a header' if number == 1 else 'a record'}, found kind {kind!r}"
+        )
+    if kind not in _PARSERS:
+        raise TraceError(f"{where}: unknown kind {kind!r}; known: {', '.join(_PARSERS)}")
+    try:
+        return _PARSERS[kind](data)
+    except KeyError as error:
+        raise TraceError(f"{where}: {kind} lacks the field {error}") from None
+    except (ValueError, TypeError, SplashError) as error:
+        raise TraceError(f"{where}: {error}") from None
+
+
+def _header(data: dict[str, Any]) -> Header:
+    if data["version"] != VERSION:
+        raise ValueError(f"the trace has version {data['version']}, this splash reads {VERSION}")
+    return Header(data["splash"], data["model"], data["config"])
+
+
+def _submit(data: dict[str, Any]) -> Submitted:
+    given = data["params"]
+    params = SamplingParams(**{**given, "stop_token_ids": tuple(given["stop_token_ids"])})
+    request = Request(data["id"], tuple(data["prompt"]), params, data["arrival_s"])
+    return Submitted(data["step"], request, tuple(data["forced"]))
+
+
+def _step(data: dict[str, Any]) -> Stepped:
+    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data["result"].items()}
+    return Stepped(data["digest"], data["planned_s"], data["collected_s"], StepResult(**given))
+
+
+_PARSERS: dict[str, Callable[[dict[str, Any]], Record]] = {
+    "header": _header,
+    "event": from_json,
+    "submit": _submit,
+    "abort": lambda data: Aborted(data["step"], data["request"]),
+    "target": lambda data: Retargeted(data["step"], data["layout"], data["reason"]),
+    "step": _step,
+}

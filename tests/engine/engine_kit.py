@@ -1,0 +1,124 @@
+"""The real loop and scheduler over ranks that have no tensors: what the engine's tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from splash.core.config import SchedulerConfig
+from splash.core.events import Event
+from splash.core.request import Request
+from splash.engine.loop import Inbox, LatchedClock, Loop
+from splash.engine.trace import TraceWriter
+from splash.layout.holders import Topology
+from splash.sched.batch import RowBytes
+from splash.sched.policy import Policy
+from splash.sched.scheduler import Output, Scheduler
+from splash.sched.step import StepPlan, StepResult
+from tests.property.harness import small_memory
+from tests.property.mirror import MirrorExecutor
+
+
+class TimedMirror(MirrorExecutor):
+    """A mirror with a clock of its own: a step takes 10 ms, a boundary 1 ms, everything else nothing."""
+
+    time_s = 0.0
+    closed = False
+    result: StepResult | None = None
+
+    def submit(self, plan: StepPlan) -> None:
+        super().submit(plan)
+        self.time_s += 0.001
+
+    def collect(self) -> StepResult:
+        result = super().collect()
+        started, self.time_s = self.time_s, self.time_s + 0.010
+        return replace(result, started_s=started, ended_s=self.time_s)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class Collected:
+    """An outbox that keeps everything."""
+
+    outputs: list[Output] = field(default_factory=list)
+    steps: list[tuple[StepPlan, StepResult]] = field(default_factory=list)
+    refused: dict[int, BaseException] = field(default_factory=dict)
+
+    def deliver(self, outputs: Sequence[Output]) -> None:
+        self.outputs += outputs
+
+    def refuse(self, request: int, error: BaseException) -> None:
+        self.refused[request] = error
+
+    def stepped(self, plan: StepPlan, result: StepResult) -> None:
+        self.steps.append((plan, result))
+
+    def tokens(self, request: int) -> list[int]:
+        return [token for o in self.outputs if o.request == request for token in o.tokens]
+
+    def reasons(self) -> dict[int, str]:
+        return {o.request: o.finish_reason for o in self.outputs if o.finish_reason}
+
+
+class Kit:
+    """A loop to be driven by hand: `loop.step()`, or `loop.run()` after `inbox.finish()`."""
+
+    def __init__(
+        self,
+        *,
+        ranks: int = 2,
+        kv_pages: int = 64,
+        target: str = "tp",
+        policy: Policy | None = None,
+        trace: TraceWriter | None = None,
+        **config: int,
+    ) -> None:
+        memory, topo = small_memory(ranks, kv_pages), Topology(ranks, 1)
+        settings = {
+            "token_budget": 32,
+            "max_chunk": 16,
+            "max_model_len": 512,
+            "copy_bytes_per_step": 256,
+            **config,
+        }
+        self.events: list[Event] = []
+        self.inbox = Inbox()
+        self.outbox = Collected()
+        self.executor = TimedMirror(memory, topo)
+        self.clock = LatchedClock(lambda: self.executor.time_s)
+        self.scheduler = Scheduler(
+            memory=memory,
+            topo=topo,
+            config=SchedulerConfig(check_invariants=True, **settings),
+            rows=RowBytes(16, 2),
+            target=target,
+            policy=policy,
+            clock=self.clock,
+            emit=self._emit,
+        )
+        self._trace = trace
+        self.loop = Loop(
+            scheduler=self.scheduler,
+            executor=self.executor,
+            clock=self.clock,
+            inbox=self.inbox,
+            outbox=self.outbox,
+            trace=trace,
+        )
+
+    def _emit(self, event: Event) -> None:
+        self.events.append(event)
+        if self._trace:
+            self._trace.event(event)
+
+    def free_pages(self) -> list[int]:
+        return [pool.available for pool in self.scheduler.store.pools]
+
+
+def request(number: int, num_prompt: int = 5, max_tokens: int = 4, **params: object) -> Request:
+    from splash.core.params import SamplingParams
+
+    return Request(number, tuple(range(1, num_prompt + 1)), SamplingParams(max_tokens=max_tokens, **params))  # type: ignore[arg-type]

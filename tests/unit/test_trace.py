@@ -1,0 +1,145 @@
+"""Traces: what is written is read back equal, digests are stable, and a bad line is named by file and line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from splash.core.events import FirstToken, StepDone
+from splash.core.params import SamplingParams
+from splash.core.request import Request
+from splash.engine.trace import (
+    Aborted,
+    Header,
+    Retargeted,
+    Stepped,
+    Submitted,
+    TraceError,
+    TraceWriter,
+    plan_digest,
+    read_trace,
+)
+from splash.layout.layouts import DP, TP, Assignment
+from splash.layout.rows import Method
+from splash.sched.step import (
+    Admit,
+    Chunk,
+    Flip,
+    PageCopy,
+    PageGrant,
+    Resident,
+    ShardCopy,
+    StepPlan,
+    StepResult,
+)
+
+HEADER = Header("0.1.0", "some/model", {"ranks": 2})
+REQUEST = Request(3, (1, 2, 3), SamplingParams(max_tokens=4, stop_token_ids=(7,)), 0.5)
+EVENTS = (
+    FirstToken(1.0, 3, 0.5),
+    StepDone(1.5, 2, 0.01, 0.001, 1, 0, {"tp": 1}, [1, 1], 0, 1),
+)
+RESULT = StepResult(2, (5, 6), (11,), (0.0, 1.5), 0.25, 0.5)
+
+
+def _plan(*, shards: frozenset[int] = frozenset({0, 1}), token: int = 2) -> StepPlan:
+    return StepPlan(
+        2,
+        gone=(1,),
+        admits=(Admit(3, (1, token), 2, SamplingParams(), 9, Assignment(TP)),),
+        residents=(Resident(0, shards),),
+        grants=(PageGrant(3, 0, 0, 1, 44),),
+        flips=(Flip(2, Assignment(DP, 1)),),
+        decodes=(2,),
+        chunks=(Chunk(3, 0, 2, Method.LOCAL),),
+        copies=(PageCopy(1, 0, 5, 1, 6, 0, 16), ShardCopy(2, 1, 0, 0, 64)),
+    )
+
+
+def _written(folder: Path) -> Path:
+    file = folder / "run.trace"
+    writer = TraceWriter(file, HEADER)
+    writer.submit(0, REQUEST, forced=(8, 9))
+    for event in EVENTS:
+        writer.event(event)
+    writer.abort(1, 3)
+    writer.target(2, "dp", "asked for")
+    writer.step(_plan(), RESULT, planned_s=0.125, collected_s=0.75)
+    writer.close()
+    return file
+
+
+def test_records_come_back_equal(tmp_path: Path) -> None:
+    """Red when a field is lost, a tuple comes back as a list, or the order changes."""
+    assert list(read_trace(_written(tmp_path))) == [
+        HEADER,
+        Submitted(0, REQUEST, (8, 9)),
+        *EVENTS,
+        Aborted(1, 3),
+        Retargeted(2, "dp", "asked for"),
+        Stepped(plan_digest(_plan()), 0.125, 0.75, RESULT),
+    ]
+
+
+def test_equal_plans_have_equal_digests() -> None:
+    """Red when a digest depends on identity, on the order in a set, or on the process's hash seed."""
+    assert plan_digest(_plan()) == plan_digest(_plan(shards=frozenset({1, 0})))
+    assert plan_digest(_plan()) == "d4d97e5be5549c2a"
+
+
+@pytest.mark.parametrize("other", [_plan(token=3), _plan(shards=frozenset({0})), StepPlan(2), StepPlan(3)])
+def test_other_plans_have_other_digests(other: StepPlan) -> None:
+    """Red when a part of the plan is left out of the digest."""
+    assert plan_digest(other) != plan_digest(_plan())
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ('{"kind": "event", "event": "FirstTok', "not JSON"),
+        ('{"kind": "event", "event": "Nonsense"}', "unknown event 'Nonsense'"),
+        ('{"kind": "event", "event": "FirstToken", "t": 1}', "missing or unknown fields: request, ttft_s"),
+        ('{"kind": "nonsense"}', "unknown kind 'nonsense'"),
+        ('{"kind": "abort", "step": 1}', "abort lacks the field 'request'"),
+        ("[1, 2]", "unknown kind None"),
+        ('{"kind": "header"}', "expected a record"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, line: str, complaint: str) -> None:
+    """Red when the reader skips a bad line or cannot say where it is."""
+    file = _written(tmp_path)
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([lines[0], line, *lines[1:]]) + "\n")
+    with pytest.raises(TraceError) as error:
+        list(read_trace(file))
+    assert f"{file}:2: " in str(error.value)
+    assert complaint in str(error.value)
+
+
+def test_records_before_a_torn_end_are_read(tmp_path: Path) -> None:
+    """Red when a trace cut off by a crash cannot be replayed up to the cut."""
+    file = _written(tmp_path)
+    file.write_text(file.read_text()[:-20])
+    records = read_trace(file)
+    assert [type(next(records)) for _ in range(6)][-1] is Retargeted
+    with pytest.raises(TraceError, match="cut off"):
+        next(records)
+
+
+def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
+    """Red when a missing, empty, binary or foreign file gives a traceback instead of a sentence."""
+    for name, content in {
+        "empty": b"",
+        "binary": b"\xff\xfe\x00",
+        "foreign": b'{"a": 1}\n',
+        "newer": json.dumps(
+            {"kind": "header", "version": 99, "splash": "9", "model": "", "config": {}}
+        ).encode(),
+    }.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(TraceError, match=name):
+            list(read_trace(tmp_path / name))
+    with pytest.raises(TraceError, match="cannot read the trace"):
+        list(read_trace(tmp_path / "missing"))
+    with pytest.raises(TraceError, match="cannot write the trace"):
+        TraceWriter(tmp_path / "no" / "folder", HEADER)

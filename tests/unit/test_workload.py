@@ -1,0 +1,96 @@
+"""Workloads: seeded ones repeat and fit the model, files are read or refused by file and line."""
+
+from pathlib import Path
+
+import pytest
+
+from splash.core.errors import ConfigError
+from splash.engine.workload import WORKLOADS, Item, When, fitted, ids_for, load_workload, read_workload
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_seed_repeats_a_workload(name: str) -> None:
+    """Red when a workload draws from anything but its seed."""
+    first, again, other = (load_workload(name, seed=seed) for seed in (1, 1, 2))
+    assert first == again != other
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("limit", [2, 8, 100, 4096])
+def test_workloads_fit_the_model(name: str, limit: int) -> None:
+    """Red when a named workload asks a model for more than its context."""
+    for item in load_workload(name, seed=0):
+        assert isinstance(item.prompt, str)
+        assert item.max_tokens is not None
+        assert item.elastic
+        ids = ids_for(item.prompt, seed=0, vocab_size=10)
+        prompt, max_tokens = fitted(ids, item.max_tokens, limit)
+        assert prompt == ids[-len(prompt) :]
+        assert 1 <= max_tokens <= item.max_tokens
+        assert len(prompt) + max_tokens <= limit
+
+
+def test_the_default_drains_then_meets_a_long_prompt() -> None:
+    """Red when the default load no longer has its three phases."""
+    items = load_workload("default", seed=0)
+    wave = [item for item in items if item.when.step < 1000]
+    lengths = sorted(item.max_tokens or 0 for item in wave)
+    assert len(wave) > 40
+    assert lengths[len(wave) // 2] < 120 < 800 < lengths[-3]
+    assert max(len(item.prompt) for item in items if item.when.step >= 1000) > 6000
+
+
+def test_a_file_is_read(tmp_path: Path) -> None:
+    """Red when a key of the format is not understood."""
+    file = tmp_path / "load.jsonl"
+    file.write_text(
+        '{"prompt": "ROMEO."}\n'
+        "\n"
+        '{"token_ids": [5, 6], "max_tokens": 3, "arrival_step": 7, "arrival_s": 1, "seed": 4, "temperature": 1,'
+        ' "top_k": 2, "top_p": 0.5, "min_p": 0.1, "stop_token_ids": [9], "ignore_eos": true}\n'
+    )
+    assert read_workload(file) == [
+        Item("ROMEO."),
+        Item((5, 6), 3, When(7, 1.0), 1.0, 2, 0.5, 0.1, 4, (9,), True),
+    ]
+    assert load_workload(str(file), seed=0) == read_workload(file)
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ('{"prompt": "x"', "Expecting"),
+        ("[]", "expected a JSON object, found list"),
+        ('{"max_tokens": 3}', "give either prompt or token_ids"),
+        ('{"prompt": "x", "token_ids": [1]}', "give either prompt or token_ids"),
+        ('{"prompt": 3}', "prompt is 3; it must be of type str"),
+        ('{"token_ids": [1, "2"]}', "token_ids must be a list of integers"),
+        ('{"prompt": "x", "max_token": 3}', "unknown key 'max_token'"),
+        ('{"prompt": "x", "max_tokens": 1.5}', "max_tokens is 1.5"),
+        ('{"prompt": "x", "max_tokens": true}', "max_tokens is True"),
+        ('{"prompt": "x", "arrival_s": NaN}', "NaN"),
+        ('{"prompt": "x", "arrival_s": -1}', "arrival_s is -1.0; it must be 0 or more"),
+        ('{"prompt": "x", "arrival_s": 1}', "sort the lines"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, line: str, complaint: str) -> None:
+    """Red when a malformed request is served, skipped, or refused without saying where it is."""
+    file = tmp_path / "load.jsonl"
+    file.write_text('{"prompt": "a", "arrival_s": 2}\n' + line + "\n")
+    with pytest.raises(ConfigError) as error:
+        read_workload(file)
+    assert str(error.value).startswith(f"{file}:2: ")
+    assert complaint in str(error.value)
+
+
+def test_what_is_no_workload_is_refused(tmp_path: Path) -> None:
+    """Red when a missing or empty file or an unknown name gives anything but a sentence."""
+    (tmp_path / "empty.jsonl").write_text("\n")
+    for name, complaint in {
+        "brust": "unknown workload 'brust'; known: default, burst, long, steady",
+        str(tmp_path / "missing.jsonl"): "cannot read the workload",
+        str(tmp_path / "empty.jsonl"): "has no request",
+        str(tmp_path): "cannot read the workload",
+    }.items():
+        with pytest.raises(ConfigError, match=complaint):
+            load_workload(name, seed=0)
