@@ -1,0 +1,1 @@
+"""The live view: a state that folds events, and plain functions that draw a snapshot of it."""

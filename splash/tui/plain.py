@@ -1,0 +1,111 @@
+"""The view without a terminal: a line for each thing that happens, and a status line for each second."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+
+from splash.core.events import Event, RunFinished
+from splash.tui import palette
+from splash.tui.state import RankState, Snapshot, ViewState
+from splash.tui.texts import describe
+from splash.tui.units import clean, plural, show_bytes, show_clock, show_count, show_rate, show_share
+
+LOG_SIZE = 512
+
+
+class PlainLines:
+    """Writes whole lines without escape codes, flushed, in the order of event times.
+
+    Like events of one interval make one line, as in the live view. A reader that went away ends the writing,
+    not the run.
+    """
+
+    def __init__(self, console: Console, *, interval_s: float = 1.0) -> None:
+        self._console = console
+        self._interval_s = interval_s
+        self._state = ViewState(log_size=LOG_SIZE, log_window_s=interval_s)
+        self._next_status_t = interval_s
+        self._num_written = 0
+        self._is_broken = False
+
+    def sink(self, event: Event) -> None:
+        """Called for each event, in order."""
+        self._state.fold(event)
+        is_due = event.t >= self._next_status_t
+        if is_due or isinstance(event, RunFinished):
+            self._state.log.close()
+        self._write_closed()
+        if is_due or isinstance(event, RunFinished):
+            self._write(status_line(self._state.snapshot()))
+            self._next_status_t = (event.t // self._interval_s + 1) * self._interval_s
+
+    def __enter__(self) -> PlainLines:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._state.log.close()
+        self._write_closed()
+
+    def _write_closed(self) -> None:
+        for entry in self._state.log.closed_since(self._num_written):
+            self._write(f"{show_clock(entry.t):>8}  {describe(entry)}")
+            self._num_written = entry.seq + 1
+
+    def _write(self, text: str) -> None:
+        if self._is_broken:
+            return
+        try:
+            self._console.file.write(text + "\n")
+            self._console.file.flush()
+        except BrokenPipeError:
+            self._is_broken = True
+
+
+def status_line(view: Snapshot) -> str:
+    """All the figures of a frame in one line."""
+    parts = [
+        f"step {show_count(view.step)}",
+        f"target {view.target or 'N/A'}",
+        f"{show_rate(view.tokens_per_s)} tok/s",
+        _requests(view),
+        *_moving(view),
+        *(_rank(number, rank) for number, rank in enumerate(view.ranks)),
+    ]
+    return f"{show_clock(view.t):>8}  " + " | ".join(parts)
+
+
+def _requests(view: Snapshot) -> str:
+    names = palette.order_of(view.running)
+    by_layout = ", ".join(f"{name} {show_count(view.running[name])}" for name in names)
+    running = f"running {show_count(view.num_running)}" + (f" ({by_layout})" if by_layout else "")
+    return f"{running}, waiting {show_count(view.waiting)}, done {show_count(view.totals.finished)}"
+
+
+def _moving(view: Snapshot) -> list[str]:
+    parts = []
+    if view.switch is not None:
+        parts.append(f"switch {view.switch.old} → {view.switch.new}, {plural(view.flips_left, 'flip')} left")
+    parts += [
+        f"{move.old} → {move.new} {show_share(move.share).strip()} of {show_bytes(move.num_bytes)}, "
+        f"{plural(move.flips_left, 'flip')} left"
+        for move in view.moves
+        if move.flips_left
+    ]
+    if view.weights is not None and not view.weights.is_done:
+        share = show_share(view.weights.share).strip()
+        parts.append(f"weights {share} of {show_bytes(view.weights.num_bytes)}")
+    return parts
+
+
+def _rank(number: int, rank: RankState) -> str:
+    """`rank 0: own kv, 62 % of 512 pages free, 14 rows`."""
+    whole, free = sum(rank.pages.values()), "pages N/A"
+    if whole:
+        share = show_share(rank.pages.get("free", 0) / whole).strip()
+        free = f"{share} of {show_count(whole)} pages free"
+    slots = clean(" ".join(rank.slots)) or "slots N/A"
+    return f"rank {number}: {slots}, {free}, {show_count(rank.rows)} rows"

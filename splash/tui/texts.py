@@ -1,0 +1,217 @@
+"""One line of plain English for each entry of the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from splash.core.events import (
+    RequestAdmitted,
+    RequestArrived,
+    RequestFinished,
+    RequestFlipped,
+    RequestPreempted,
+    ResidencyChanged,
+    RunFinished,
+    RunStarted,
+    StageCancelled,
+    StageStarted,
+    SwitchDone,
+    TargetChanged,
+    TargetRefused,
+)
+from splash.layout.layouts import LAYOUTS, Placement
+from splash.tui.log import Entry
+from splash.tui.units import clean, plural, show_bytes, show_count, show_seconds
+
+
+def describe(entry: Entry) -> str:
+    """What happened: who, from where to where, how much, and why."""
+    return clean(_TEXTS[type(entry.event)](entry, entry.event))
+
+
+def kind_of(entry: Entry) -> str:
+    """run | request | switch | move | warning: how loudly a view should show it."""
+    return _KINDS[type(entry.event)]
+
+
+def list_links(links: dict[tuple[int, int], int], at_most: int = 2) -> str:
+    """From where to where: `rank 0 → 1`; bytes of each, busiest first, if two; a count if there are more."""
+    if len(links) > at_most:
+        ranks = len({rank for link in links for rank in link})
+        return f"{len(links)} links among {plural(ranks, 'rank')}"
+    ordered = sorted(links.items(), key=lambda item: (-item[1], item[0]))
+    parts = [
+        f"{source} → {destination}" + (f" {show_bytes(amount)}" if len(links) > 1 else "")
+        for (source, destination), amount in ordered
+    ]
+    return f"rank {', '.join(parts)}" if parts else ""
+
+
+def show_predicted(predicted: dict[str, float]) -> str:
+    """The policy's figures, best first: `dp 12.1 ms, tp 19.0 ms`."""
+    ordered = sorted(predicted.items(), key=lambda item: item[1])
+    return ", ".join(f"{name} {show_seconds(value)}" for name, value in ordered)
+
+
+def outcome_of(event: SwitchDone) -> str:
+    """The figures of a switch that ended; its bytes are KV and weights together."""
+    kv = event.bytes_received - event.weight_bytes_received
+    parts = [
+        plural(event.requests, "request"),
+        f"{show_bytes(kv)} KV",
+        f"{show_bytes(event.weight_bytes_received)} weights",
+        plural(event.steps, "step"),
+        show_seconds(event.seconds),
+        f"boundary ≤ {show_seconds(event.max_boundary_s)}",
+    ]
+    return ", ".join(parts)
+
+
+def _who(entry: Entry, request: int) -> str:
+    return f"request {request}" if entry.count == 1 else f"{entry.count} requests"
+
+
+def _verb(entry: Entry, verb: str) -> str:
+    return verb + "s" if entry.count == 1 else verb
+
+
+def _tally(words: dict[str, int]) -> str:
+    if len(words) == 1:
+        return next(iter(words))
+    return ", ".join(f"{number} {word}" for word, number in sorted(words.items(), key=lambda item: -item[1]))
+
+
+def _started(entry: Entry, event: RunStarted) -> str:
+    note = f" ({event.note})" if event.note else ""
+    pages = f"{show_count(event.num_pages)} pages of {show_bytes(event.page_bytes)} each"
+    return (
+        f"serve {event.model} on {event.hardware}{note}, {plural(event.ranks, 'rank')} with {pages}, "
+        f"target {event.target}, policy {event.policy}"
+    )
+
+
+def _arrived(entry: Entry, event: RequestArrived) -> str:
+    return (
+        f"{_who(entry, event.request)} {_verb(entry, 'arrive')}: {show_count(entry.num_tokens)} prompt tokens"
+    )
+
+
+def _admitted(entry: Entry, event: RequestAdmitted) -> str:
+    layout = LAYOUTS.get(event.layout)
+    has_owner = layout is not None and layout.placement is Placement.OWNER
+    ranks = ", ".join(sorted(entry.words, key=int))
+    where = f" on rank {ranks}" if has_owner and len(entry.words) <= 4 else ""
+    return f"{_who(entry, event.request)} admitted in {event.layout}{where}"
+
+
+def _finished(entry: Entry, event: RequestFinished) -> str:
+    verb = "finishes" if entry.count == 1 else "finish"
+    text = f"{_who(entry, event.request)} {verb} ({_tally(entry.words)}): {plural(entry.num_tokens, 'token')}"
+    if entry.count == 1 and event.ttft_s is not None:
+        text += f", TTFT {show_seconds(event.ttft_s)}, TPOT {show_seconds(event.tpot_s)}"
+    return text
+
+
+def _preempted(entry: Entry, event: RequestPreempted) -> str:
+    return (
+        f"{_who(entry, event.request)} preempted for pages: {plural(entry.num_tokens, 'token')} to recompute"
+    )
+
+
+def _changed(entry: Entry, event: TargetChanged) -> str:
+    predicted = f" (predicted {show_predicted(event.predicted)})" if event.predicted else ""
+    return f"target {event.old} → {event.new}: {event.reason or 'no reason given'}{predicted}"
+
+
+def _refused(entry: Entry, event: TargetRefused) -> str:
+    return f"target {event.target} refused: {event.reason}"
+
+
+def _staged(entry: Entry, event: StageStarted) -> str:
+    if event.old == event.new:
+        where = f" from rank {event.old_home} to {event.new_home}" if entry.count == 1 else ""
+        return f"{_who(entry, event.request)} under {event.old} {_verb(entry, 'move')}{where}: {_load(entry)}"
+    return f"{_who(entry, event.request)} {_verb(entry, 'stage')} {event.old} → {event.new}: {_load(entry)}"
+
+
+def _load(entry: Entry) -> str:
+    if not entry.num_bytes:
+        return "nothing to copy"
+    links = list_links(entry.links)
+    return show_bytes(entry.num_bytes) + (f", {links}" if links else "")
+
+
+def _cancelled(entry: Entry, event: StageCancelled) -> str:
+    return f"{_who(entry, event.request)} staging to {event.new} cancelled: {event.reason}"
+
+
+def _flipped(entry: Entry, event: RequestFlipped) -> str:
+    if event.staged_steps == 0:
+        return (
+            f"{_who(entry, event.request)} {_verb(entry, 'toggle')} {event.old} → {event.new}: nothing moved"
+        )
+    low, high = entry.steps
+    span = plural(low, "step") if low == high else f"{low}–{high} steps"
+    text = f"{_who(entry, event.request)} {_verb(entry, 'flip')} {event.old} → {event.new}"
+    return f"{text}: {show_bytes(entry.num_bytes)} staged over {span}"
+
+
+_SLOT_STORIES = {
+    ("kv", "draining"): "draining, their KV pages move out",
+    ("kv", "filling"): "filling, weight shards arrive",
+    ("draining", "filling"): "filling, weight shards arrive",
+    ("filling", "replica"): "now replicas",
+    ("replica", "kv"): "given to KV",
+    ("draining", "kv"): "given back to KV",
+    ("filling", "kv"): "given back to KV",
+}
+
+
+def _residency(entry: Entry, event: ResidencyChanged) -> str:
+    _, before, after = entry.key
+    story = _SLOT_STORIES.get((before, after), f"{after}, {before} before")
+    ranks = ", ".join(sorted(entry.words, key=int))
+    slots = plural(sum(entry.words.values()), "slot")
+    return f"{slots} on rank{'s' if len(entry.words) > 1 else ''} {ranks} {story}"
+
+
+def _done(entry: Entry, event: SwitchDone) -> str:
+    return f"switch {event.old} → {event.new} {event.outcome}: {outcome_of(event)}"
+
+
+def _ended(entry: Entry, event: RunFinished) -> str:
+    return f"run {event.outcome}" + (f": {event.detail}" if event.detail else "")
+
+
+_TEXTS: dict[type, Callable[[Entry, Any], str]] = {
+    RunStarted: _started,
+    RequestArrived: _arrived,
+    RequestAdmitted: _admitted,
+    RequestFinished: _finished,
+    RequestPreempted: _preempted,
+    TargetChanged: _changed,
+    TargetRefused: _refused,
+    StageStarted: _staged,
+    StageCancelled: _cancelled,
+    RequestFlipped: _flipped,
+    ResidencyChanged: _residency,
+    SwitchDone: _done,
+    RunFinished: _ended,
+}
+
+_KINDS: dict[type, str] = {
+    RunStarted: "run",
+    RequestArrived: "request",
+    RequestAdmitted: "request",
+    RequestFinished: "request",
+    RequestPreempted: "warning",
+    TargetChanged: "switch",
+    TargetRefused: "warning",
+    StageStarted: "move",
+    StageCancelled: "warning",
+    RequestFlipped: "move",
+    ResidencyChanged: "move",
+    SwitchDone: "switch",
+    RunFinished: "run",
+}

@@ -1,0 +1,149 @@
+"""What is moving: the open switch, each move with its progress, weights, and how the last switch went."""
+
+from __future__ import annotations
+
+from rich.style import Style
+from rich.text import Text
+
+from splash.tui import palette
+from splash.tui.moves import Move
+from splash.tui.state import Snapshot
+from splash.tui.texts import list_links, outcome_of, show_predicted
+from splash.tui.units import clean, plural, show_bytes, show_count, show_share
+from splash.tui.views.lines import bar, line, spread
+
+WIDE = 96
+"""From this width on a move also says between which ranks its bytes travel."""
+
+
+def transitions(view: Snapshot, width: int, height: int) -> list[Text]:
+    """The switch on top, the last outcome at the bottom, moves and weights between, so that nothing jumps."""
+    head = _switch(view, width)
+    if height < 2:
+        return [head]
+    moving = [_move(move, width) for move in view.moves]
+    if view.weights is not None:
+        moving.insert(min(1, len(moving)), _weights(view, width))
+    room = height - 2
+    if len(moving) > room:
+        hidden = len(moving) - max(room - 1, 0)
+        moving = [*moving[: max(room - 1, 0)], line((f" and {hidden} more", palette.LABEL))][:room]
+    blanks = [line() for _ in range(room - len(moving))]
+    return [head, *moving, *blanks, _last(view)]
+
+
+def arrow(old: str, new: str) -> Text:
+    """`T tp → D dp`, each in its colour."""
+    return line(
+        (f"{palette.letter(old)} {old}", palette.ink(old)),
+        (" → ", palette.LABEL),
+        (f"{palette.letter(new)} {new}", palette.ink(new)),
+    )
+
+
+def _switch(view: Snapshot, width: int) -> Text:
+    switch = view.switch
+    if switch is None:
+        return _steady(view)
+    left = line((" switch ", palette.LABEL)).append_text(arrow(switch.old, switch.new))
+    left.append(f"  {clean(switch.reason)}", palette.PLAIN)
+    if switch.predicted:
+        left.append(f"  predicted {show_predicted(switch.predicted)}", palette.LABEL)
+    right = line(
+        (f"  {show_count(view.flips_left)}", palette.STRONG),
+        (" flip left " if view.flips_left == 1 else " flips left ", palette.LABEL),
+    )
+    return spread(left, right, width)
+
+
+def _steady(view: Snapshot) -> Text:
+    text = line((" no switch is open", palette.LABEL))
+    away = view.num_running - view.running.get(view.target, 0)
+    if view.num_running and not away:
+        text.append(f", all {plural(view.num_running, 'running request')} in {view.target}", palette.LABEL)
+    elif away:
+        text.append(f", {show_count(away)} of {plural(view.num_running, 'request')} not in {view.target}")
+    return text
+
+
+def _move(move: Move, width: int) -> Text:
+    """`T tp → O dop  14 requests  rank 0 → 1  ━━━━━╸────  54 %  3.2 of 6.0 MiB  9 flips left`"""
+    left = line((" ", palette.PLAIN)).append_text(arrow(move.old, move.new))
+    left.append(" " * max(1, 15 - left.cell_len))
+    left.append(f"{plural(move.requests, 'request'):<13}", palette.PLAIN)
+    if width >= WIDE:
+        where = list_links(move.links) if move.num_bytes else "nothing to copy"
+        left.append(f"{where:<37}", palette.LABEL)
+    left_word = "flip" if move.flips_left == 1 else "flips"
+    flips = f"{show_count(move.flips_left)} {left_word} left" if move.flips_left else "flipped"
+    return _progress(
+        left, move.share, palette.ink(move.new), palette.ink(move.old, False),
+        _of(move.arrived, move.num_bytes), flips, width,
+    )  # fmt: skip
+
+
+def _weights(view: Snapshot, width: int) -> Text:
+    moving = view.weights
+    assert moving is not None
+    left = line((" weights", palette.slot_ink("own")))
+    left.append(" " * max(1, 15 - left.cell_len))
+    busy = {
+        word: [str(number) for number, rank in enumerate(view.ranks) if word in rank.slots]
+        for word in ("filling", "draining")
+    }
+    into = busy["filling"] or busy["draining"]
+    left.append(f"{_ranks(into):<13}", palette.PLAIN)
+    out = f"{plural(moving.evacuated_pages, 'page')} out" if moving.evacuated_pages else ""
+    if width >= WIDE:
+        left.append(f"{_weights_state(view) + (', ' + out if out else ''):<37}", palette.LABEL)
+        out = ""
+    ended = "given up" if moving.left else "in place"
+    state = ended if moving.is_done else out or "to come"
+    return _progress(
+        left, moving.share, palette.slot_ink("own"), palette.FAINT,
+        _of(moving.arrived, moving.num_bytes), state, width,
+    )  # fmt: skip
+
+
+def _weights_state(view: Snapshot) -> str:
+    if view.weights is None or view.weights.is_done:
+        return "shards are in place" if view.weights is None or not view.weights.left else "given up"
+    is_filling = any("filling" in rank.slots for rank in view.ranks)
+    return "shards arrive" if is_filling else "KV makes room"
+
+
+def _ranks(numbers: list[str]) -> str:
+    if not numbers:
+        return ""
+    if len(numbers) > 3:
+        return f"{len(numbers)} ranks"
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
+
+
+def _of(arrived: int, whole: int) -> str:
+    return f"{show_bytes(arrived)} of {show_bytes(whole)}" if whole else "0 B"
+
+
+def _progress(left: Text, share: float, done: Style, rest: Style, amount: str, tail: str, width: int) -> Text:
+    right = line(
+        (f" {show_share(share)}", palette.STRONG),
+        (f"  {amount:>20}", palette.PLAIN),
+        (f"  {tail:>13} ", palette.LABEL),
+    )
+    room = width - left.cell_len - right.cell_len
+    return left.append_text(bar(share, max(room, 0), done, rest)).append_text(right)
+
+
+def _last(view: Snapshot) -> Text:
+    if view.refused is not None:
+        refused = view.refused
+        text = line(
+            (" refused ", palette.WARNING),
+            (f"{clean(refused.target)}: {clean(refused.reason)}", palette.PLAIN),
+        )
+        return text
+    last = view.last_switch
+    if last is None:
+        return line((" last   none yet", palette.FAINT))
+    text = line((" last   ", palette.LABEL)).append_text(arrow(last.old, last.new))
+    return text.append(f"  {last.outcome}: {outcome_of(last)}", palette.LABEL)

@@ -1,0 +1,191 @@
+"""Frames at every size: each fact is there, each line fits, nothing wraps, nothing jumps."""
+
+import io
+from collections.abc import Iterator
+
+import pytest
+from rich.console import Console
+
+from splash.core import events as e
+from splash.tui.palette import LAYOUT_LETTERS
+from splash.tui.state import Snapshot, ViewState
+from splash.tui.view import Frame, draw, last_look
+from splash.tui.views.lines import apportion
+from splash.tui.views.ranks import strip
+from splash.tui.views.transitions import arrow
+from tests.tui.stream import Run
+
+SIZES = [(80, 24), (100, 30), (120, 36), (160, 45), (200, 60), (300, 80), (60, 20), (40, 10), (20, 5), (3, 2)]
+
+
+def views(run: Run, every: int = 1) -> Iterator[Snapshot]:
+    """Snapshots along a run, before the first event and after the last."""
+    state = ViewState()
+    yield state.snapshot()
+    for number, event in enumerate(run.events()):
+        state.fold(event)
+        if number % every == 0:
+            yield state.snapshot()
+    yield state.snapshot()
+
+
+def text_of(view: Snapshot, width: int, height: int, *, colour: bool = False) -> str:
+    """What a console of that size shows, as text."""
+    console = Console(
+        record=True, width=width, height=height, file=io.StringIO(), force_terminal=True,
+        color_system="truecolor" if colour else None,
+    )  # fmt: skip
+    console.print(Frame(view, height=height))
+    return console.export_text()
+
+
+def in_mid_switch(**options) -> Snapshot:
+    """Some requests have flipped, weights are arriving, copies are under way."""
+    state = ViewState()
+    for event in Run(num_pages=700, **options).events():
+        state.fold(event)
+        if state.t > 0.5 and isinstance(event, e.CopyProgress) and 0 < event.weight_bytes_left < 3_000_000:
+            break
+    return state.snapshot()
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_frames_fit_exactly(width: int, height: int, ranks: int) -> None:
+    """Red when any line of any moment is wider or narrower than the console, or a frame grows."""
+    for view in views(Run(ranks=ranks, note="simulated: the profile of a device that is not here"), every=25):
+        lines = draw(view, width, height)
+        assert len(lines) == height
+        assert {line.cell_len for line in lines} == {width}
+        assert not any("\n" in line.plain for line in lines)
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 24), (100, 40), (160, 45)])
+def test_the_console_wraps_nothing(width: int, height: int) -> None:
+    """Red when rich folds a line, or a frame leaves more lines than the console has."""
+    for view in views(Run(ranks=4), every=60):
+        lines = text_of(view, width, height).splitlines()
+        assert len(lines) == height
+        assert all(len(line) == width for line in lines)
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 36), (160, 45)])
+def test_a_frame_in_mid_switch_shows_every_part(width: int, height: int) -> None:
+    """Red when a panel is lost, or one of its facts."""
+    text = text_of(in_mid_switch(), width, height)
+    for fact in (
+        "splash-demo (deepseek_v3, 3.1 M)", "on cpu, 2 ranks", "D dp", "policy auto", "tok/s", "running 24",
+        "waiting 0", "ranks", "% free", "18 rows", "█", "▒", "own", "filling", "w weight", "r reserved", "TTTTT",
+        "OOOO", "T tp", "O dop", "12", "transitions", "switch T tp → D dp", "24 short requests",
+        "24 flips left", "T tp → O dop", "24 requests", "12 flips left", "━━", "KiB of 96.0 KiB", "weights",
+        "MiB of 5.7 MiB", "last", "layouts over time", "target", "events", "12 requests flip tp → dop",
+    ):  # fmt: skip
+        assert fact in text, fact
+
+
+def test_a_wide_frame_shows_more() -> None:
+    """Red when 160 columns show no more than 80."""
+    text = text_of(in_mid_switch(), 160, 45)
+    for fact in ("TTFT", "TPOT", "p95", "boundary", "moved", "predicted dp 12.1 ms, tp 19.3 ms", "700 pages",
+                 "rank 0 → 1 48.0 KiB, 1 → 0 48.0 KiB", "18 pages out", "S dcp", "C cp", "24 decode  0 prefill rows",
+                 "12 rows", "one column", "24 requests arrive"):  # fmt: skip
+        assert fact in text, fact
+
+
+def test_the_last_switch_stays_with_its_figures() -> None:
+    """Red when the outcome vanishes with the transition."""
+    *_, view = views(Run(), every=1000)
+    for width, height in ((80, 24), (160, 45)):
+        text = text_of(view, width, height)
+        assert "last   S dcp → T tp  done: 3 requests, 14.2 MiB KV" in text
+        assert "all 3 running requests in tp" in text
+
+
+def test_the_band_tells_the_layouts_without_colour() -> None:
+    """Red when the letters of the stack or of the target's changes go, or their order in time."""
+    *_, view = views(Run(), every=1000)
+    lines = text_of(view, 160, 45).splitlines()
+    (target,) = [line.split("│")[2] for line in lines if "target │" in line]
+    assert target.replace("━", "").strip() == "TDST"
+    bottom = next(line.split("│")[2] for line in lines if " 0 │" in line)
+    order = [letter for i, letter in enumerate(bottom) if letter != " " and letter != bottom[i - 1]]
+    assert order == ["T", "D", "S", "T"]
+    assert "OO" in "".join(lines), "the way from tp to dp leads through dop"
+
+
+def test_heights_depend_on_the_size_only() -> None:
+    """Red when a panel moves up or down while a run goes on."""
+
+    def places(view: Snapshot, size: tuple[int, int]) -> list[int]:
+        heads = [line.plain[:24] for line in draw(view, *size)]
+        titles = ("ranks", "transitions", "layouts over time", "events")
+        return [i for title in titles for i, head in enumerate(heads) if head[1:].startswith(f"─ {title} ")]
+
+    for size in ((80, 24), (160, 45)):
+        seen = [places(view, size) for view in views(Run(), every=40)][1:]
+        assert len(seen[0]) == 4
+        assert all(place == seen[0] for place in seen)
+
+
+def test_eight_ranks_and_the_last_events_fit_80_by_24() -> None:
+    """Red when compact mode drops a rank, or all events, at the usual size of a node."""
+    text = text_of(in_mid_switch(ranks=8, requests=48), 80, 24)
+    assert all(f"\n{rank:>3}  " in text for rank in range(8))
+    assert "── events" in text
+    assert "more ranks" not in text
+    assert "and 25 more ranks" in text_of(in_mid_switch(ranks=32, requests=48), 80, 24)
+
+
+def test_before_the_first_event_and_without_requests() -> None:
+    """Red when an empty run cannot be drawn."""
+    state = ViewState()
+    assert "waiting for the engine" in text_of(state.snapshot(), 80, 24)
+    state.fold(e.RunStarted(0.0, "m", "cpu", "", 2, "tp", "fixed", 16, 1, 10, 1))
+    text = text_of(state.snapshot(), 160, 45)
+    assert "N/A" in text
+    assert "no switch is open" in text
+    assert last_look(ViewState().snapshot(), 80) == []
+
+
+def test_a_hostile_run_breaks_no_frame() -> None:
+    """Red when newlines, escape codes, wide characters, markup or long names get into a line."""
+    nasty = "[red]模型模型模型[/red]\n\x1b[31m\t" + "x" * 300
+    state = ViewState()
+    for event in (
+        e.RunStarted(0.0, nasty, nasty, nasty, 2, "tp", nasty, 16, 1, 10, 1),
+        e.TargetChanged(0.1, 1, "tp", "tknp", nasty, {"tknp": float("nan")}),
+        e.StageStarted(0.1, 1, 1, "tknp", "odd", 0, 1, 10**15, [[0, 10**15]]),
+        e.StageCancelled(0.2, 1, 1, "odd", nasty),
+        e.TargetRefused(0.2, 1, nasty, nasty),
+        e.PoolSampled(0.3, [{"odd": 5, "tknp": 2, "free": 0}], {"odd": 3}, 10**7, 0),
+        e.ResidencyChanged(0.3, 1, 0, ["own"] * 99),
+        e.StepDone(0.4, 10**9, 1e9, 1e-9, 1, 1, {"odd": 3}, [10**9], 0, 10**9),
+        e.RunFinished(0.5, "failed", nasty),
+    ):
+        state.fold(event)
+        for width, height in SIZES:
+            for line in draw(state.snapshot(), width, height):
+                assert line.cell_len == width
+                assert "\x1b" not in line.plain
+                assert "\n" not in line.plain
+
+
+def test_a_strip_is_in_proportion() -> None:
+    """Red when a use with few pages disappears, or the strip is not as wide as it must be."""
+    text = strip({"free": 900, "tp": 90, "dp": 9, "cached": 1}, 40)
+    assert text.plain == "TTTDc" + "·" * 35
+    assert strip({}, 12).plain == "─" * 12
+    for amounts in ([1, 1, 1], [1000, 1, 1], [0, 5, 0], [3.5, 2.25]):
+        for width in range(len(amounts), 40):
+            cells = apportion(amounts, width)
+            assert sum(cells) == width
+            assert all((cell > 0) == (amount > 0) for cell, amount in zip(cells, amounts, strict=True))
+    assert apportion([5, 5, 5], 2) == [1, 1, 0] or sum(apportion([5, 5, 5], 2)) == 2
+
+
+def test_layouts_keep_their_colour_in_all_panels() -> None:
+    """Red when a panel colours a layout by anything but the palette."""
+    for name, letter in LAYOUT_LETTERS.items():
+        spans = arrow(name, name).spans
+        assert spans[0].style == spans[-1].style
+        assert arrow(name, name).plain.startswith(letter)
