@@ -35,14 +35,14 @@ def kind_of(entry: Entry) -> str:
     return _KINDS[type(entry.event)]
 
 
-def list_links(links: dict[tuple[int, int], int], at_most: int = 2) -> str:
+def list_links(links: dict[tuple[int, int], int], *, at_most: int = 2, with_bytes: bool = True) -> str:
     """From where to where: `rank 0 → 1`; bytes of each, busiest first, if two; a count if there are more."""
     if len(links) > at_most:
         ranks = len({rank for link in links for rank in link})
         return f"{len(links)} links among {plural(ranks, 'rank')}"
     ordered = sorted(links.items(), key=lambda item: (-item[1], item[0]))
     parts = [
-        f"{source} → {destination}" + (f" {show_bytes(amount)}" if len(links) > 1 else "")
+        f"{source} → {destination}" + (f" {show_bytes(amount)}" if with_bytes and len(links) > 1 else "")
         for (source, destination), amount in ordered
     ]
     return f"rank {', '.join(parts)}" if parts else ""

@@ -12,8 +12,8 @@ from splash.tui.texts import list_links, outcome_of, show_predicted
 from splash.tui.units import clean, plural, show_bytes, show_count, show_share
 from splash.tui.views.lines import bar, line, spread
 
-WIDE = 96
-"""From this width on a move also says between which ranks its bytes travel."""
+DETAILS = ((130, 37), (96, 22), (0, 0))
+"""From which width on a move also says between which ranks its bytes travel, and the cells for that."""
 
 
 def transitions(view: Snapshot, width: int, height: int) -> list[Text]:
@@ -69,11 +69,12 @@ def _steady(view: Snapshot) -> Text:
 def _move(move: Move, width: int) -> Text:
     """`T tp → O dop  14 requests  rank 0 → 1  ━━━━━╸────  54 %  3.2 of 6.0 MiB  9 flips left`"""
     left = line((" ", palette.PLAIN)).append_text(arrow(move.old, move.new))
-    left.append(" " * max(1, 15 - left.cell_len))
+    left.append(" " * max(1, 16 - left.cell_len))
     left.append(f"{plural(move.requests, 'request'):<13}", palette.PLAIN)
-    if width >= WIDE:
-        where = list_links(move.links) if move.num_bytes else "nothing to copy"
-        left.append(f"{where:<37}", palette.LABEL)
+    cells = _detail_cells(width)
+    if cells:
+        links = list_links(move.links, with_bytes=cells > 30)
+        left.append(f"{links if move.num_bytes else 'nothing to copy':<{cells}}", palette.LABEL)
     left_word = "flip" if move.flips_left == 1 else "flips"
     flips = f"{show_count(move.flips_left)} {left_word} left" if move.flips_left else "flipped"
     return _progress(
@@ -86,7 +87,7 @@ def _weights(view: Snapshot, width: int) -> Text:
     moving = view.weights
     assert moving is not None
     left = line((" weights", palette.slot_ink("own")))
-    left.append(" " * max(1, 15 - left.cell_len))
+    left.append(" " * max(1, 16 - left.cell_len))
     busy = {
         word: [str(number) for number, rank in enumerate(view.ranks) if word in rank.slots]
         for word in ("filling", "draining")
@@ -94,15 +95,19 @@ def _weights(view: Snapshot, width: int) -> Text:
     into = busy["filling"] or busy["draining"]
     left.append(f"{_ranks(into):<13}", palette.PLAIN)
     out = f"{plural(moving.evacuated_pages, 'page')} out" if moving.evacuated_pages else ""
-    if width >= WIDE:
-        left.append(f"{_weights_state(view) + (', ' + out if out else ''):<37}", palette.LABEL)
-        out = ""
+    cells = _detail_cells(width)
+    if cells:
+        left.append(f"{_weights_state(view):<{cells}}", palette.LABEL)
     ended = "given up" if moving.left else "in place"
     state = ended if moving.is_done else out or "to come"
     return _progress(
         left, moving.share, palette.slot_ink("own"), palette.FAINT,
         _of(moving.arrived, moving.num_bytes), state, width,
     )  # fmt: skip
+
+
+def _detail_cells(width: int) -> int:
+    return next(cells for least, cells in DETAILS if width >= least)
 
 
 def _weights_state(view: Snapshot) -> str:
