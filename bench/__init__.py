@@ -1,0 +1,1 @@
+"""Measurements: run on an idle machine, never timed in tests."""
