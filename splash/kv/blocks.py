@@ -38,6 +38,7 @@ class KVStore:
         self.pools = [PagePool(geometry, rank, prefer_slots=prefer_slots) for rank in range(topo.ranks)]
         self._retiring: list[tuple[int, int, int]] = []
         self._placements: dict[tuple[Assignment, int], tuple[tuple[int, int], ...]] = {}
+        self._fresh: dict[tuple[Assignment, int], tuple[int, ...]] = {}
 
     def keys(self, at: Assignment, block: int) -> tuple[tuple[int, int], ...]:
         """The (group, rank) pairs that hold `block` under `at`; memoised, the table is periodic in T."""
@@ -58,12 +59,24 @@ class KVStore:
     def missing(self, blocks: Sequence[Block], at: Assignment, first: int, stop: int) -> list[int]:
         """Pages per rank that blocks [first, stop) still lack under `at`; blocks past the end lack all."""
         need = [0] * self.topo.ranks
-        for index in range(first, stop):
-            copies = blocks[index].copies if index < len(blocks) else ()
+        for index in range(first, min(stop, len(blocks))):
+            copies = blocks[index].copies
             for key in self.keys(at, index):
                 if key not in copies:
                     need[key[1]] += 1
+        for index in range(max(first, len(blocks)), stop):
+            need = [a + b for a, b in zip(need, self.fresh(at, index), strict=True)]
         return need
+
+    def fresh(self, at: Assignment, block: int) -> tuple[int, ...]:
+        """Pages per rank that a new block takes under `at`; memoised."""
+        key = (at, block % self.topo.ranks)
+        known = self._fresh.get(key)
+        if known is None:
+            ranks = [rank for _, rank in self.keys(at, block)]
+            known = tuple(ranks.count(rank) for rank in range(self.topo.ranks))
+            self._fresh[key] = known
+        return known
 
     def fits(self, need: Sequence[int], margin: int = 0) -> bool:
         """Whether every rank that needs pages has them and `margin` more."""
@@ -80,7 +93,7 @@ class KVStore:
         added: list[tuple[int, int, int]] = []
         for key in self.keys(at, index):
             if key not in block.copies:
-                (page,) = self.pools[key[1]].take(1, state)
+                page = self.pools[key[1]].take_one(state)
                 block.copies[key] = page
                 added.append((key[0], key[1], page))
         return added

@@ -47,6 +47,7 @@ class PagePool:
         "_pins",
         "_slot_free",
         "_states",
+        "available",
         "geometry",
         "prefer_slots",
         "rank",
@@ -65,6 +66,8 @@ class PagePool:
         self._ordinary = list(range(geometry.num_pages - 1, geometry.null_page, -1))
         self._slot_free = [list(reversed(geometry.slot(j))) for j in range(geometry.ranks)]
         self.slots = [SlotState.KV] * geometry.ranks
+        self.available = geometry.num_pages - 1
+        """Pages that can be handed out now: free ordinary ones, and those of open slots."""
         self._mark(geometry.null_page, PageState.NULL)
         self.drain(rank)
         self.fill(rank)
@@ -72,21 +75,23 @@ class PagePool:
 
     # ---- pages
 
-    @property
-    def available(self) -> int:
-        """Pages that `take` can hand out now."""
-        return len(self._ordinary) + sum(
-            len(free) for free, slot in zip(self._slot_free, self.slots, strict=True) if slot is SlotState.KV
-        )
+    def take_one(self, state: PageState) -> int:
+        """A free page, now in `state`; CapacityError if there is none."""
+        if not self.available:
+            raise CapacityError(f"rank {self.rank} has no free page")
+        self.available -= 1
+        ordinary = self._ordinary
+        page = ordinary.pop() if ordinary and not self.prefer_slots else self._pop()
+        self._counts[0] -= 1
+        self._counts[state] += 1
+        self._states[page] = state
+        return page
 
     def take(self, count: int, state: PageState) -> list[int]:
         """`count` free pages, now in `state`; CapacityError, and nothing taken, if there are fewer."""
         if count > self.available:
             raise CapacityError(f"rank {self.rank} has {self.available} free pages, {count} are needed")
-        pages = [self._pop() for _ in range(count)]
-        for page in pages:
-            self._mark(page, state)
-        return pages
+        return [self.take_one(state) for _ in range(count)]
 
     def set_state(self, page: int, state: PageState) -> None:
         """Change a page that is in use."""
@@ -104,8 +109,11 @@ class PagePool:
         self._mark(page, PageState.FREE)
         if page > self.geometry.null_page:
             self._ordinary.append(page)
+            self.available += 1
         else:
-            self._slot_free[page // self.geometry.slot_pages].append(page)
+            slot = page // self.geometry.slot_pages
+            self._slot_free[slot].append(page)
+            self.available += self.slots[slot] is SlotState.KV
 
     def pin(self, page: int) -> None:
         """A copier reads or writes the page: it is not released before `unpin`."""
@@ -127,11 +135,13 @@ class PagePool:
         """Stop handing out pages of the slot."""
         self._expect(slot, SlotState.KV)
         self.slots[slot] = SlotState.DRAINING
+        self.available -= len(self._slot_free[slot])
 
     def undrain(self, slot: int) -> None:
         """Give up a drain: its free pages can be handed out again."""
         self._expect(slot, SlotState.DRAINING)
         self.slots[slot] = SlotState.KV
+        self.available += len(self._slot_free[slot])
 
     def occupied(self, slot: int) -> list[int]:
         """Pages of the slot that are in use."""
@@ -166,6 +176,7 @@ class PagePool:
             self._mark(page, PageState.FREE)
         self._slot_free[slot] = list(reversed(self.geometry.slot(slot)))
         self.slots[slot] = SlotState.KV
+        self.available += self.geometry.slot_pages
 
     @property
     def full(self) -> bool:
@@ -190,6 +201,10 @@ class PagePool:
             )
         free = [*self._ordinary, *(p for pages in self._slot_free for p in pages)]
         assert len(free) == len(set(free)) == self._counts[PageState.FREE], f"rank {self.rank}: free lists"
+        usable = sum(
+            len(x) for x, slot in zip(self._slot_free, self.slots, strict=True) if slot is SlotState.KV
+        )
+        assert self.available == len(self._ordinary) + usable, f"rank {self.rank}: available"
         assert all(self._states[p] == PageState.FREE for p in free), (
             f"rank {self.rank}: a listed page is in use"
         )

@@ -299,7 +299,12 @@ class Scheduler:
         store, blocks = self.store, record.blocks
         first, stop = len(blocks), store.num_blocks(length)
         places = record.assignments
-        if not store.fits(_sum(store.missing(blocks, at, first, stop) for at in places)):
+        need: Sequence[int]
+        if len(places) == 1 and stop == first + 1:
+            need = store.fresh(places[0], first)
+        else:
+            need = _sum(store.missing(blocks, at, first, stop) for at in places)
+        if not store.fits(need):
             return False
         for index in range(first, stop):
             block = Block()

@@ -83,6 +83,8 @@ class Transitions:
         """Ranks whose replicas were given up since the last plan."""
         self._recheck = True
         """Projections may have to be toggled at the next boundary."""
+        self._full_users: set[int] | None = None
+        """Ranks that a request needs full, now or as its goal; None: to be counted."""
         self._words: list[list[str]] = []
         self._growth_refused = False
 
@@ -103,6 +105,7 @@ class Transitions:
         self._emit(TargetChanged(self._now(), step, old.name, layout.name, reason, predicted))
         self.switch = Switch(old.name, layout.name, reason, step, self._now(), set(), last_progress_step=step)
         self._growth_refused = False
+        self._touch()
         for record in records:
             self.set_goal(record, goals[record.id], "a new target", step)
         return True
@@ -117,7 +120,7 @@ class Transitions:
             self._moving.pop(record.id, None)
         else:
             self._moving[record.id] = record
-        self._recheck = True
+        self._touch()
 
     def rebalance(self, step: int) -> int:
         """Move requests of owner layouts so that owners hold equal shares; returns how many will move."""
@@ -130,6 +133,7 @@ class Transitions:
 
     def admit_as(self, goal: Assignment) -> Assignment:
         """What a request with this goal can be at once: full only where the shards are resident."""
+        self._full_users = None
         return Assignment(self._projected(goal.layout, goal), goal.home)
 
     # ---- the batch boundary
@@ -140,7 +144,7 @@ class Transitions:
         for residency in self.residencies:
             draft.moves += residency.finish_moves(step - 1)
             if residency.finish_fetch():
-                self._recheck = True
+                self._touch()
                 draft.residents.append(Resident(residency.rank, frozenset(range(self._store.topo.ranks))))
         flips = self._flip_ready(draft)
         if self._recheck:
@@ -175,7 +179,7 @@ class Transitions:
         """Retire, reserve, queue and choose copies for the next plan; `step` is the plan in flight."""
         self._settle_flips()
         self._check_deadlines(step)
-        self._grow(step, margin)
+        self._grow(margin)
         for residency in self.residencies:
             residency.advance(self._running.values(), self._token_bytes)
         self._stage(step + 1, budget, margin)
@@ -199,6 +203,7 @@ class Transitions:
         """The request leaves (finished, aborted, preempted): all its pages retire after `step`."""
         if record.staging is not None:
             self._drop_staging(record)
+        self._full_users = None
         self._moving.pop(record.id, None)
         self._cancelled.pop(record.id, None)
         self._flipped = [entry for entry in self._flipped if entry[0] is not record]
@@ -285,6 +290,7 @@ class Transitions:
         self, draft: PlanDraft, record: Record, at: Assignment, staged_steps: int, num_bytes: int
     ) -> None:
         old, record.present = record.present, at
+        self._full_users = None
         draft.flips.append(Flip(record.id, at))
         self._emit(
             RequestFlipped(
@@ -332,9 +338,17 @@ class Transitions:
                 self.cancel(record, reason, step)
                 self.set_goal(record, record.present, reason, step)
 
-    def _grow(self, step: int, margin: int) -> None:
+    def _grow(self, margin: int) -> None:
+        """Start making ranks full that should be. After a refusal, only once the room is there (and a page for
+        every running request, so that growing is not given up again at once)."""
         if self._growth_refused:
-            return
+            spare = margin + len(self._running)
+            if self.target.projection is Projection.SHARDED or any(
+                x.shortage(spare) for x in self.residencies if x.phase is Phase.OWN
+            ):
+                return
+            self._growth_refused = False
+            self._touch()
         for residency in self.residencies:
             if residency.phase is Phase.OWN and self._wanted_full(residency.rank):
                 residency.grow(margin)
@@ -444,6 +458,7 @@ class Transitions:
 
     def _refuse_growth(self, step: int, reason: str) -> None:
         self._growth_refused = True
+        self._full_users = None
         self._emit(TargetRefused(self._now(), step, self.target.name, reason))
 
     def _close_switch(self, outcome: str, step: int) -> None:
@@ -480,15 +495,20 @@ class Transitions:
         return with_projection(at.layout, Projection.SHARDED)
 
     def _wanted_full(self, rank: int) -> bool:
-        ranks = self._store.topo.ranks
         if self.target.projection is Projection.FULL and not self._growth_refused:
             return True
-        if any(rank in full_ranks(r.present, ranks) for r in self._running.values()):
-            return True
-        return (
-            any(rank in full_ranks(r.goal, ranks) for r in self._running.values())
-            and not self._growth_refused
-        )
+        if self._full_users is None:
+            ranks = self._store.topo.ranks
+            places = [r.present for r in self._running.values()]
+            if not self._growth_refused:
+                places += [r.goal for r in self._running.values()]
+            self._full_users = {rank for at in set(places) for rank in full_ranks(at, ranks)}
+        return rank in self._full_users
+
+    def _touch(self) -> None:
+        """Goals, projections or residencies changed: look again at the next boundary."""
+        self._recheck = True
+        self._full_users = None
 
     def _drop_staging(self, record: Record) -> None:
         assert record.staging is not None
