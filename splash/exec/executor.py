@@ -1,0 +1,82 @@
+"""The engine's side of the ranks: plans go to all of them, their results become one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from splash.core.config import EngineConfig
+from splash.core.env import debug
+from splash.exec.worker import Ready, WorkerArgs
+from splash.hal.protocol import Backend, RankJob
+from splash.kv.slots import MemoryPlan
+from splash.sched.step import StepPlan, StepResult
+from splash.spec.model import ModelSpec
+
+START_TIMEOUT_S = 600.0
+"""Loading a checkpoint from a slow disk is the longest that ranks are waited for."""
+
+ENTRY = "splash.exec.worker:main"
+
+
+class RankExecutor:
+    """The `Executor` over a job of ranks. `ready` says what each rank loaded."""
+
+    def __init__(self, job: RankJob, ready: Sequence[Ready] = (), *, check: bool = False) -> None:
+        self.ready = tuple(ready)
+        self._job = job
+        self._check = check
+
+    def submit(self, plan: StepPlan) -> None:
+        self._job.send(plan)
+
+    def collect(self) -> StepResult:
+        return merged(self._job.receive(), check=self._check)
+
+    def close(self) -> None:
+        self._job.close()
+
+
+def merged(results: Sequence[StepResult], *, check: bool) -> StepResult:
+    """Tokens are the same on all ranks; each acknowledges its own copies; the slowest rank ends the step."""
+    first = results[0]
+    if check:
+        for rank, other in enumerate(results):
+            assert (other.index, other.tokens) == (first.index, first.tokens), (
+                f"rank {rank} sampled {other.tokens} in step {other.index}, rank 0 {first.tokens} in {first.index}"
+            )
+    return StepResult(
+        first.index,
+        first.tokens,
+        tuple(ack for result in results for ack in result.acks),
+        first.gaps,
+        min(result.started_s for result in results),
+        max(result.ended_s for result in results),
+    )
+
+
+def start(
+    *,
+    backend: Backend,
+    folder: Path | str,
+    spec: ModelSpec,
+    memory: MemoryPlan,
+    config: EngineConfig,
+    gaps: bool = False,
+) -> RankExecutor:
+    """Launch the ranks and wait until all have loaded and are warm. What a rank raises is raised here."""
+    args = WorkerArgs(
+        folder=str(folder),
+        spec=spec,
+        memory=memory,
+        dtype=config.dtype or backend.caps.dtypes[0],
+        max_positions=config.scheduler.max_model_len + 1,
+        gaps=gaps,
+    )
+    job = backend.launch(config.ranks, ENTRY, args)
+    try:
+        ready = job.receive(START_TIMEOUT_S)
+    except BaseException:
+        job.close()
+        raise
+    return RankExecutor(job, ready, check=debug())

@@ -1,0 +1,128 @@
+"""Requests as a rank knows them. They follow the deltas of the plans and the tokens that were sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from splash.core.params import SamplingParams
+from splash.exec.pages import PageTable
+from splash.layout.holders import Topology
+from splash.layout.layouts import Assignment
+from splash.sched.step import Admit, StepPlan
+
+
+class Sequence:
+    """One request: its tokens, its assignments and its pages on this rank."""
+
+    __slots__ = (
+        "at_block",
+        "forced",
+        "next",
+        "num_prompt",
+        "num_tokens",
+        "params",
+        "present",
+        "request",
+        "seed",
+        "table",
+        "targets",
+        "tokens",
+    )
+
+    def __init__(self, admit: Admit, table: PageTable) -> None:
+        self.request = admit.request
+        self.num_tokens = len(admit.tokens)
+        self.tokens = np.empty(max(64, 2 * self.num_tokens), dtype=np.int64)
+        self.tokens[: self.num_tokens] = admit.tokens
+        self.num_prompt = admit.num_prompt
+        self.params: SamplingParams = admit.params
+        self.seed = admit.seed
+        self.forced = admit.forced
+        self.present: Assignment = admit.at
+        self.next: Assignment | None = None
+        self.table = table
+        self.at_block = -1
+        self.targets: list[tuple[int, int]] = []
+        """`table.targets` of block `at_block`, while nothing changed them."""
+
+    @property
+    def forced_token(self) -> int | None:
+        """What follows the known tokens whatever is sampled, if that was given."""
+        index = self.num_tokens - self.num_prompt
+        return self.forced[index] if index < len(self.forced) else None
+
+    def append(self, token: int) -> None:
+        if self.num_tokens == len(self.tokens):
+            self.tokens = np.concatenate([self.tokens, np.empty_like(self.tokens)])
+        self.tokens[self.num_tokens] = token
+        self.num_tokens += 1
+
+    def targets_of(self, block: int) -> list[tuple[int, int]]:
+        """(group, page) on this rank that new tokens of `block` go to."""
+        if block != self.at_block:
+            self.targets = self.table.targets(block, self.present, self.next)
+            self.at_block = block
+        return self.targets
+
+    def moved(self) -> None:
+        """Its assignment or its pages have changed."""
+        self.at_block = -1
+
+
+class Mirror:
+    """All running requests, and the shards that this rank may read.
+
+    `zero` clears pages when they are granted. `version` grows whenever the dataflow of a request may change.
+    """
+
+    def __init__(
+        self, *, rank: int, topo: Topology, block_size: int, zero: Callable[[list[int]], None]
+    ) -> None:
+        self.rank = rank
+        self.topo = topo
+        self.block_size = block_size
+        self.sequences: dict[int, Sequence] = {}
+        self.resident: set[int] = {rank}
+        self.version = 0
+        self._zero = zero
+
+    def apply(self, plan: StepPlan) -> None:
+        """The plan's changes, in their order: a staging may follow a flip of the same request."""
+        self._apply_requests(plan)
+        for rank, shards in plan.residents:
+            if rank == self.rank:
+                self.resident.clear()
+                self.resident.update(shards)
+        self._apply_pages(plan)
+        for request, at in plan.flips:
+            sequence = self.sequences[request]
+            sequence.present, sequence.next = at, None
+            sequence.moved()
+        for request, staged in plan.stages:
+            sequence = self.sequences[request]
+            sequence.next = staged
+            sequence.moved()
+        self.version += bool(plan.gone or plan.admits or plan.flips or plan.stages)
+
+    def _apply_requests(self, plan: StepPlan) -> None:
+        for request in plan.gone:
+            self.sequences.pop(request, None)
+        for admit in plan.admits:
+            table = PageTable(self.topo, self.rank, self.block_size)
+            self.sequences[admit.request] = Sequence(admit, table)
+
+    def _apply_pages(self, plan: StepPlan) -> None:
+        """Grants, shadows and moves of this rank; what is granted is cleared first."""
+        fresh = [page for _, _, _, rank, page in (*plan.grants, *plan.shadows) if rank == self.rank]
+        if fresh:
+            self._zero(fresh)
+        for request, block, group, rank, page in (*plan.grants, *plan.moves):
+            if rank == self.rank:
+                self.sequences[request].table.set(block, group, page)
+                self.sequences[request].moved()
+        for request, block, group, rank, page in plan.shadows:
+            if rank == self.rank:
+                self.sequences[request].table.shadow(block, group, page)
+                self.sequences[request].moved()

@@ -1,0 +1,117 @@
+"""This rank's pages: views of the pool by layer and field, and the page table of each request."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from splash.kv.sections import PageFormat
+from splash.layout.holders import Topology, holders, local_blocks
+from splash.layout.layouts import Assignment
+from splash.model.loader import DTYPES
+
+NO_PAGE = -1
+
+
+def page_fields(pool: torch.Tensor, pages: PageFormat) -> list[tuple[torch.Tensor, ...]]:
+    """Views of the flat `pool` (uint8) as pages: per layer its fields [pages, block_size, width]."""
+    num_pages = pool.numel() // pages.page_bytes
+    by_layer: dict[int, list[torch.Tensor]] = {}
+    for section in pages.sections:
+        field = section.field
+        view = pool.view(DTYPES[field.dtype]).as_strided(
+            (num_pages, pages.block_size, field.width),
+            (pages.page_bytes // field.itemsize, field.width, 1),
+            section.offset // field.itemsize,
+        )
+        by_layer.setdefault(section.layer, []).append(view)
+    return [tuple(fields) for _, fields in sorted(by_layer.items())]
+
+
+@lru_cache(maxsize=4096)
+def held_groups(
+    present: Assignment, staged: Assignment | None, block: int, rank: int, topo: Topology
+) -> tuple[int, ...]:
+    """The KV groups of a block that `rank` appends to: holders(present) and holders(next).
+
+    Periodic in the block with period T: pass it modulo T.
+    """
+    return tuple(
+        group
+        for group in range(topo.groups)
+        if rank in holders(present, block, group, topo)
+        or (staged is not None and rank in holders(staged, block, group, topo))
+    )
+
+
+class LocalPages(NamedTuple):
+    """The pages of one KV group that a rank reads for a request, in order of their blocks."""
+
+    pages: torch.Tensor
+    """int64 [n]"""
+    first_block: int
+    block_step: int
+    holds_last: bool
+    """Whether the last block is among them."""
+
+
+class PageTable:
+    """Where the blocks of one request lie on this rank: every copy, present and staged alike.
+
+    What is read follows from the assignment, so a flip touches nothing here. Entries of copies that were
+    released stay until they are granted again; nobody reads them.
+    """
+
+    def __init__(self, topo: Topology, rank: int, block_size: int) -> None:
+        self._topo = topo
+        self._rank = rank
+        self._block_size = block_size
+        self._pages = np.full((topo.groups, 16), NO_PAGE, dtype=np.int64)
+        self._shadows: dict[tuple[int, int], int] = {}
+        self._local: dict[int, tuple[tuple[Assignment, int], LocalPages]] = {}
+
+    def set(self, block: int, group: int, page: int) -> None:
+        """(block, group) is `page` from now on; ends its shadow."""
+        if block >= self._pages.shape[1]:
+            wider = np.full_like(self._pages, NO_PAGE, shape=(self._topo.groups, 2 * block))
+            wider[:, : self._pages.shape[1]] = self._pages
+            self._pages = wider
+        self._pages[group, block] = page
+        self._shadows.pop((block, group), None)
+        self._local.pop(group, None)
+
+    def shadow(self, block: int, group: int, page: int) -> None:
+        """Appends to (block, group) go to `page` too."""
+        self._shadows[block, group] = page
+
+    def targets(self, block: int, present: Assignment, staged: Assignment | None) -> list[tuple[int, int]]:
+        """(group, page) that new tokens of `block` are written to on this rank."""
+        groups = held_groups(present, staged, block % self._topo.ranks, self._rank, self._topo)
+        found = [(group, int(self._pages[group, block])) for group in groups]
+        if self._shadows:
+            found += [(g, self._shadows[block, g]) for g in groups if (block, g) in self._shadows]
+        return found
+
+    def local(self, group: int, num_blocks: int, present: Assignment) -> LocalPages | None:
+        """What this rank reads of the first `num_blocks` blocks; None if it has none of them."""
+        key = present, num_blocks
+        known = self._local.get(group)
+        if known is not None and known[0] == key:
+            return known[1]
+        blocks = local_blocks(present, self._rank, group, num_blocks, self._topo)
+        if not blocks:
+            return None
+        pages = self._pages[group, blocks.start : blocks.stop : blocks.step].copy()
+        found = LocalPages(torch.from_numpy(pages), blocks.start, blocks.step, blocks[-1] == num_blocks - 1)
+        self._local[group] = key, found
+        return found
+
+    def between(self, group: int, first: int, stop: int, present: Assignment) -> torch.Tensor:
+        """int64: this rank's pages of the blocks [first, stop) that it reads."""
+        blocks = local_blocks(present, self._rank, group, stop, self._topo)
+        skipped = len(local_blocks(present, self._rank, group, first, self._topo))
+        mine = blocks[skipped:]
+        return torch.from_numpy(self._pages[group, mine.start : mine.stop : mine.step].copy())

@@ -1,0 +1,182 @@
+"""A rank: it applies plans, runs its part of the forward pass, samples and copies.
+
+All ranks are given the same plans, sample the same tokens and enter the same collectives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import monotonic
+
+import torch
+
+from splash.exec.copies import byte_copy
+from splash.exec.inputs import InputBuilder
+from splash.exec.mirror import Mirror, Sequence
+from splash.exec.pages import page_fields
+from splash.exec.sample import Observer, Sampler, Want
+from splash.exec.weights import Shards, shard_views, slot_tensors, tensor_bytes
+from splash.hal.protocol import Backend, Communicator, Pool, RankContext
+from splash.kv.slots import MemoryPlan
+from splash.layout.exchange import widths
+from splash.layout.holders import Topology
+from splash.model.assemble import assemble
+from splash.model.attention.rows import take
+from splash.model.checkpoint import open_checkpoint
+from splash.model.loader import DTYPES, load_rank, load_shard
+from splash.model.rope import RopeTable
+from splash.model.weights import RankWeights
+from splash.sched.step import PageCopy, ShardCopy, StepPlan, StepResult
+from splash.spec.model import ITEMSIZE, ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerArgs:
+    """What every rank is started with; picklable."""
+
+    folder: str
+    spec: ModelSpec
+    memory: MemoryPlan
+    dtype: str
+    max_positions: int
+    gather_tokens: int = 2048
+    """Workspace bound of a gathered history, tokens."""
+    gaps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A rank's first message: it has loaded and is warm."""
+
+    rank: int
+    shard_bytes: int
+    weight_bytes: int
+    """Weights that stay in their place."""
+    pool_bytes: int
+    load_s: float
+    warm_up_s: float
+
+
+class Worker:
+    """One rank. `execute` one plan after the other, and `copy` after each."""
+
+    def __init__(
+        self,
+        *,
+        comm: Communicator,
+        backend: Backend,
+        args: WorkerArgs,
+        weights: RankWeights,
+        pool: Pool,
+        observe: Observer | None = None,
+    ) -> None:
+        spec, memory = args.spec, args.memory
+        topo = Topology(comm.size, spec.kv_groups(comm.size))
+        dtype = DTYPES[args.dtype]
+        attention = backend.attention()
+        self._memory = memory
+        self._pages = pool.bytes[: memory.geometry.pool_bytes].view(-1, memory.pages.page_bytes)
+        self.mirror = Mirror(rank=comm.rank, topo=topo, block_size=memory.pages.block_size, zero=self._zero)
+        self._decoder = assemble(
+            spec=spec,
+            weights=weights,
+            shards=[
+                Shards(views, self.mirror.resident)
+                for views in shard_views(pool.bytes, memory, spec, comm.size, dtype)
+            ],
+            fields=page_fields(pool.bytes, memory.pages),
+            comm=comm,
+            attention=attention,
+            topo=topo,
+        )
+        self._inputs = InputBuilder(
+            mirror=self.mirror,
+            topo=topo,
+            widths=widths(spec, comm.size, ITEMSIZE[args.dtype]),
+            rope=RopeTable(spec.rope, args.max_positions, dtype=dtype, device=backend.device),
+            attention=attention,
+            is_mla=spec.is_mla,
+            gather_tokens=args.gather_tokens,
+        )
+        self._sampler = Sampler(comm=comm, vocab_size=spec.vocab_size, gaps=args.gaps, observe=observe)
+        self._copier = backend.copier(comm, pool)
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Apply the plan's changes, compute its rows, sample. Acknowledges the copies that have completed."""
+        self.mirror.apply(plan)
+        if not plan.num_rows:
+            return StepResult(plan.index, acks=tuple(self._copier.poll()))
+        inputs = self._inputs.build(plan)
+        started_s = monotonic()
+        hidden = self._decoder.forward(inputs.tokens, inputs.rows)
+        logits = self._decoder.logits(take(hidden, inputs.sample_rows)) if inputs.sampled else None
+        ended_s = monotonic()
+        tokens, gaps = self._sample(logits, inputs.sampled)
+        return StepResult(
+            plan.index, tuple(tokens), tuple(self._copier.poll()), tuple(gaps), started_s, ended_s
+        )
+
+    def copy(self, copies: tuple[PageCopy | ShardCopy, ...]) -> None:
+        """Start the plan's copies, once its result is on the way."""
+        if copies:
+            self._copier.submit([byte_copy(copy, self._memory) for copy in copies])
+
+    def close(self) -> None:
+        self._copier.close()
+
+    def _sample(
+        self, logits: torch.Tensor | None, sequences: list[Sequence]
+    ) -> tuple[list[int], list[float]]:
+        """Every rank learns every token, so the next row needs no message."""
+        if logits is None:
+            return [], []
+        tokens, gaps = self._sampler(logits, [_want(sequence) for sequence in sequences])
+        for sequence, token in zip(sequences, tokens, strict=True):
+            sequence.append(token)
+        return tokens, gaps
+
+    def _zero(self, pages: list[int]) -> None:
+        for page in pages:
+            self._pages[page].zero_()
+
+
+def _want(s: Sequence) -> Want:
+    return Want(s.request, s.params, s.seed, s.num_tokens, s.forced_token)
+
+
+def load(comm: Communicator, backend: Backend, args: WorkerArgs) -> tuple[RankWeights, Pool]:
+    """This rank's weights, and its pool with its own head shard in its slot."""
+    pool = backend.pool(comm, args.memory.geometry.pool_bytes)
+    dtype = DTYPES[args.dtype]
+    with open_checkpoint(args.folder) as checkpoint:
+        weights = load_rank(checkpoint, rank=comm.rank, ranks=comm.size, dtype=dtype, device=backend.device)
+        slot = slot_tensors(pool.bytes, args.memory, comm.rank, dtype)
+        load_shard(checkpoint, ranks=comm.size, shard=comm.rank, out=slot)
+    return weights, pool
+
+
+def main(context: RankContext, args: WorkerArgs) -> None:
+    """The entry of a rank: load, warm up, then serve plans until the job is closed."""
+    started = monotonic()
+    weights, pool = load(context.comm, context.backend, args)
+    worker = Worker(comm=context.comm, backend=context.backend, args=args, weights=weights, pool=pool)
+    loaded = monotonic()
+    context.send(
+        Ready(
+            rank=context.rank,
+            shard_bytes=args.memory.shards.num_bytes,
+            weight_bytes=tensor_bytes(weights),
+            pool_bytes=args.memory.geometry.pool_bytes,
+            load_s=loaded - started,
+            warm_up_s=monotonic() - loaded,
+        )
+    )
+    try:
+        while True:
+            plan = context.receive()
+            context.send(worker.execute(plan))
+            worker.copy(plan.copies)
+    finally:
+        worker.close()
+        pool.close()

@@ -1,0 +1,121 @@
+"""One rank's part in the attention of one step: index tensors and counts, built once and used by every layer.
+
+`exec.inputs` derives it from `layout.exchange.Routes`. "Here" means: on this rank, with all heads. Rows that
+attend here are, in order: those that this rank owns (dop), stripes whose queries travelled (dcp), stripes whose
+queries were computed whole (cp), and rows that stay here altogether (dp). The first three go back by head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from splash.model.rope import RopeRows
+
+Index = slice | torch.Tensor
+"""Rows of a tensor: a slice where they are contiguous, else int64 row numbers."""
+
+
+def take(x: torch.Tensor, rows: Index) -> torch.Tensor:
+    """The named rows of `x`: a view if they are contiguous."""
+    return x[rows] if isinstance(rows, slice) else x.index_select(0, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Appends:
+    """New KV entry `entries[i]` goes to token `offsets[i]` of page `pages[i]`, in every layer and field."""
+
+    entries: Index
+    pages: torch.Tensor
+    offsets: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class QueryExchange:
+    """Exchange A: queries by head to where their history lies, and new KV to holders that did not compute it."""
+
+    rows: Index
+    """Own queries to send, destination after destination."""
+    sent: tuple[int, ...]
+    """How many of them go to each rank."""
+    received: int
+    """Rows that arrive here from every rank."""
+    entries: tuple[torch.Tensor, ...]
+    """Per destination: new KV entries to send (empty: none in this step)."""
+    entries_received: tuple[int, ...]
+    send_counts: tuple[int, ...]
+    recv_counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputExchange:
+    """Exchange B: outputs back by head. Of the rows that attended here, `owned` whole ones and `partial` ones."""
+
+    owned: int
+    partial: int
+    """Equal on all ranks; they come back from every rank and are merged."""
+    owned_from: tuple[int, ...]
+    """Whole rows that come from each rank."""
+    send_counts: tuple[int, ...]
+    recv_counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPart:
+    """One bounded piece of a gathered history."""
+
+    pages: tuple[torch.Tensor, ...]
+    """Per group that this rank sends: its local pages."""
+    tokens: tuple[int, ...]
+    """Tokens of each group that every rank sends."""
+    seqs: Any
+    """Prepared: all queries see all of the piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """A span whose history comes to its queries, which are `queries` of this rank's own or full ones."""
+
+    full: bool
+    queries: slice
+    parts: tuple[HistoryPart, ...]
+    entries: slice
+    """The span's own new KV among this rank's entries; with full heads, group after group for each row."""
+    own_seqs: Any
+    """Prepared: the queries see the span's own tokens, causally."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRows:
+    num_rows: int
+    num_sharded: int
+    """Rows [0, num_sharded) are projected here by head."""
+    num_own: int
+    """The first of them attend here with their own heads over this rank's pages."""
+    full_queries: Index
+    """Rows whose queries are computed here whole: stripes (cp), rows that stay (dp), shares of gathered spans."""
+    num_full_paged: int
+    """So many of them attend over pages: all but the gathered ones, which are last."""
+    full_kv: Index
+    """Rows whose new KV is computed here for all groups (GQA)."""
+    rope: RopeRows
+    rope_sharded: RopeRows
+    rope_full_queries: RopeRows
+    rope_full_kv: RopeRows
+    appends: Appends
+    query_exchange: QueryExchange | None
+    own_seqs: Any
+    """Prepared, for the first `num_own` queries."""
+    num_here: int
+    here_seqs: Any
+    """Prepared, for the rows that attend here: row g * num_here + i is KV group g of row i."""
+    gathers: tuple[Gather, ...]
+    output_exchange: OutputExchange | None
+    num_returning: int
+    """The first rows that attend here go back by head; the rest are finished here."""
+    finish_by_head: Index | None
+    """Rows that this rank finishes by head, in the order: own, gathered, owned by each rank, partial."""
+    finish_full: Index | None
+    """Rows that this rank finishes with all heads: those that stay here, gathered shares."""

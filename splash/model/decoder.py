@@ -1,0 +1,61 @@
+"""The decoder: embedding, layers, final norm. Rows are replicated at every layer boundary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from splash.hal.protocol import Communicator
+from splash.model.attention.pipeline import AttentionPipeline
+from splash.model.attention.rows import AttentionRows
+from splash.model.layers.norm import rms_norm
+from splash.model.layers.vocab import Embedding, Head
+
+FeedForward = Callable[[torch.Tensor], torch.Tensor]
+"""[N, hidden], normed and replicated -> this rank's share [N, hidden]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    attention_norm: torch.Tensor
+    attention: AttentionPipeline
+    ffn_norm: torch.Tensor
+    ffn: FeedForward
+
+
+class Decoder:
+    """One rank's part of the model. One all-reduce closes the embedding, each attention and each FFN."""
+
+    def __init__(
+        self,
+        *,
+        embedding: Embedding,
+        layers: Sequence[Layer],
+        norm: torch.Tensor,
+        head: Head,
+        norm_eps: float,
+        comm: Communicator,
+    ) -> None:
+        self.embedding = embedding
+        self.layers = layers
+        self.norm = norm
+        self.head = head
+        self.norm_eps = norm_eps
+        self.comm = comm
+
+    def forward(self, tokens: torch.Tensor, rows: AttentionRows) -> torch.Tensor:
+        """`tokens` int64 [N] -> hidden states [N, hidden] before the final norm, the same on all ranks."""
+        x = self.comm.all_reduce(self.embedding(tokens))
+        for layer in self.layers:
+            x += self.comm.all_reduce(layer.attention(self._normed(x, layer.attention_norm), rows))
+            x += self.comm.all_reduce(layer.ffn(self._normed(x, layer.ffn_norm)))
+        return x
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Hidden states [n, hidden] -> this rank's logits [n, tokens here] fp32."""
+        return self.head(self._normed(x, self.norm))
+
+    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return rms_norm(x, weight, self.norm_eps)
