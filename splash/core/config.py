@@ -32,6 +32,8 @@ class SchedulerConfig:
     """Bytes per second of one background copy stream (from the hardware profile)."""
     replicas: ReplicaPolicy = "drop"
     """keep: shards once fetched stay resident; drop: they become KV pages when no request needs them."""
+    rebalance: bool = True
+    """Move requests between owners when their shares drift apart."""
     transition_slack_steps: int = 64
     """A transition past twice its predicted steps and this many is cancelled."""
     check_invariants: bool = False

@@ -32,15 +32,17 @@ def choose_homes(records: Sequence[Record], layout: Layout, store: KVStore) -> d
 
 def balanced_homes(records: Sequence[Record], store: KVStore) -> dict[int, int]:
     """Owners for records of owner layouts, such that tokens balance, moving few: records leave the fullest
-    rank for the emptiest while that narrows the gap. Returns the new home of those that move."""
+    rank for the emptiest while that narrows the gap, until it is below a quarter of the mean (or a few blocks),
+    so that small differences move nothing. Returns the new home of those that move."""
     load = [0] * store.topo.ranks
     for record in records:
         load[record.goal.home] += record.computed
+    tolerance = max(4 * store.block_size, sum(load) // (4 * len(load)))
     moves: dict[int, int] = {}
     for record in sorted(records, key=lambda r: -r.computed):
         full, empty = load.index(max(load)), load.index(min(load))
         gap = load[full] - load[empty]
-        if record.goal.home == full and record.computed and record.computed * 2 <= gap:
+        if record.goal.home == full and gap > tolerance and 0 < record.computed < gap:
             load[full] -= record.computed
             load[empty] += record.computed
             moves[record.id] = empty

@@ -46,6 +46,8 @@ IDLE_COPY_FACTOR = 16
 """With no rows to disturb, copies may take this many times the budget of a step."""
 POLICY_PERIOD = 4
 """Steps between two questions to the policy."""
+REBALANCE_PERIOD = 32
+"""Steps between two looks at the owners' shares."""
 
 
 class Output(NamedTuple):
@@ -230,6 +232,8 @@ class Scheduler:
         if plan is None:
             return
         self._ask_policy(plan)
+        if self._config.rebalance and plan.index % REBALANCE_PERIOD == 0 and not self.switching:
+            self.rebalance()
         margin = self._config.watermark_pages if self.running else 0
         self.transitions.background(plan.index, self._copy_budget(plan), margin)
         self._sample_pool()

@@ -420,7 +420,9 @@ class Transitions:
             self.switch.last_progress_step = step
         if self._reached():
             self._close_switch("done", step)
-        elif step - self.switch.last_progress_step > self._config.transition_slack_steps:
+        elif (
+            not self._recheck and step - self.switch.last_progress_step > self._config.transition_slack_steps
+        ):
             self._give_up(step)
 
     def _reached(self) -> bool:

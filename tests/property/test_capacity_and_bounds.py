@@ -1,0 +1,233 @@
+"""Capacity to the page, refusals with numbers, deadlines, rebalancing, preemption, warm replicas."""
+
+from __future__ import annotations
+
+import pytest
+
+from splash.core.errors import RequestError
+from splash.core.events import (
+    CopyProgress,
+    RequestFlipped,
+    RequestPreempted,
+    ResidencyChanged,
+    StageCancelled,
+    SwitchDone,
+    TargetRefused,
+)
+from splash.layout.capacity import pages_per_block, total_tokens
+from splash.layout.layouts import LAYOUTS, layout_named
+from splash.sched.goals import room
+from splash.sched.policy import Decision, Load
+from tests.property.harness import Harness, expected_tokens
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("name", sorted(LAYOUTS))
+def test_a_layout_admits_exactly_what_capacity_says(name: str, groups: int) -> None:
+    """Requests of one block each, until one more does not fit: the tokens are capacity.py's, to the page."""
+    h = Harness(target=name, groups=groups, kv_pages=40, watermark_pages=0, max_running=10_000)
+    h.step()
+    h.settle()
+    layout = layout_named(name)
+    tokens = total_tokens(layout, room(h.scheduler.store), h.topo, 4)
+    for _ in range(tokens // 4 + 5):
+        h.add(4, 1)
+    plan = h.scheduler.schedule()
+    assert plan is not None
+    assert len(plan.admits) == tokens // 4
+    left = sum(pool.available for pool in h.scheduler.store.pools)
+    promised = (len(plan.admits) - len({g.request for g in plan.grants})) * pages_per_block(layout, h.topo)
+    assert 0 <= left - promised < h.topo.ranks * groups
+
+
+def test_a_target_that_cannot_fit_is_refused_with_numbers() -> None:
+    h = Harness(target="dop", kv_pages=14, prefer_slots=True)
+    requests = [h.add(30, 12) for _ in range(6)]
+    for _ in range(12):
+        h.step()
+    h.scheduler.set_target("tp", "test")
+    h.drain()
+    refusals = [e for e in h.events if isinstance(e, TargetRefused)]
+    assert refusals
+    assert "tp needs " in refusals[0].reason
+    assert "its pool has 23" in refusals[0].reason
+    assert h.scheduler.target == "dop"
+    for r in requests:
+        assert h.outputs[r] == expected_tokens(r, 30, 12)
+
+
+def test_a_policy_does_not_ask_again_for_what_was_refused() -> None:
+    class Stubborn:
+        name = "stubborn"
+        asked = 0
+
+        def decide(self, load: Load) -> Decision | None:
+            self.asked += 1
+            return Decision("tp", "always") if load.running >= 4 and load.prompt_left == 0 else None
+
+    policy = Stubborn()
+    h = Harness(target="dop", kv_pages=14, policy=policy)
+    for _ in range(6):
+        h.add(30, 30)
+    for _ in range(40):
+        h.step()
+    h.scheduler.drain_events()
+    refused = sum(isinstance(e, TargetRefused) for e in h.events)
+    assert 1 <= refused <= 2 < policy.asked, "asked again only once capacity has changed"
+
+
+def test_a_request_that_can_never_fit_is_refused_with_both_numbers() -> None:
+    h = Harness(target="tp", kv_pages=10)
+    with pytest.raises(RequestError, match=r"may grow to 300 tokens .* at most 76 tokens"):
+        h.add(200, 100)
+    with pytest.raises(RequestError, match=r"512 tokens, the limit .* is 512"):
+        h.add(512, 1)
+    with pytest.raises(RequestError, match="prompt is empty"):
+        h.add(0, 1)
+
+
+@pytest.mark.parametrize(("num_prompt", "generates"), [(510, 2), (511, 1)])
+def test_prompts_at_the_limit_generate_what_is_left(num_prompt: int, generates: int) -> None:
+    h = Harness(target="tp", kv_pages=200)
+    r = h.add(num_prompt, 50)
+    h.drain()
+    assert len(h.outputs[r]) == generates
+    assert h.reasons[r] == "length"
+
+
+def test_a_transition_past_its_bound_is_cancelled_with_numbers() -> None:
+    """A copier that takes for ever: the request stays as it is, and its tokens are right."""
+    h = Harness(target="dop", kv_pages=100, delay=400, transition_slack_steps=10, seed=3)
+    r = h.add(40, 200)
+    for _ in range(5):
+        h.step()
+    h.scheduler.set_target("dcp", "test")
+    h.drain()
+    cancelled = [e for e in h.events if isinstance(e, StageCancelled)]
+    assert cancelled
+    assert "past twice its prediction + 10" in cancelled[0].reason
+    assert not any(isinstance(e, RequestFlipped) for e in h.events)
+    assert h.outputs[r] == expected_tokens(r, 40, 200)
+    assert [e.outcome for e in h.events if isinstance(e, SwitchDone)] == ["done"]
+
+
+def test_rebalancing_evens_out_the_owners_by_the_same_machinery() -> None:
+    h = Harness(target="dop", kv_pages=200, rebalance=False)
+    requests = [h.add(20, 80) for _ in range(8)]
+    for _ in range(10):
+        h.step()
+    for r in requests:
+        h.scheduler.set_goal(r, "dop", 0)
+    h.settle()
+    assert {x.present.home for x in h.scheduler.running.values()} == {0}
+    assert h.scheduler.rebalance() == 6
+    h.settle()
+    homes = [x.present.home for x in h.scheduler.running.values()]
+    assert sorted(homes) == [0, 0, 1, 1, 2, 2, 3, 3]
+    h.drain()
+    for r in requests:
+        assert h.outputs[r] == expected_tokens(r, 20, 80)
+
+
+def test_owners_are_rebalanced_when_they_drift_apart() -> None:
+    h = Harness(target="dop", kv_pages=200)
+    long = [h.add(20, 300) for _ in range(8)]
+    for _ in range(10):
+        h.step()
+    for r in long:
+        if h.scheduler.running[r].present.home != 0:
+            h.abort(r)
+    assert len(h.scheduler.running) == 2
+    for _ in range(200):
+        h.step()
+    assert len({x.present.home for x in h.scheduler.running.values()}) == 2
+
+
+def test_preemption_recomputes_and_repeats_no_token() -> None:
+    """7 pages of 16, two requests of 34 + 35 tokens (the recipe of LMCache#1969)."""
+    h = Harness(ranks=1, kv_pages=7, slot_pages=1, block_size=16, watermark_pages=0)
+    a, b = h.add(34, 35), h.add(34, 35)
+    h.drain()
+    assert any(isinstance(e, RequestPreempted) for e in h.events)
+    for r in (a, b):
+        assert h.outputs[r] == expected_tokens(r, 34, 35)
+        assert h.reasons[r] == "length"
+
+
+def test_used_pages_after_many_short_requests_are_those_of_the_start() -> None:
+    h = Harness(target="tp", kv_pages=40, max_running=64)
+    free = [pool.available for pool in h.scheduler.store.pools]
+    for i in range(2000):
+        h.add(1 + i % 9, 1 + i % 5)
+    h.drain(limit=20_000)
+    h.scheduler.store.collect(10**9)
+    assert [pool.available for pool in h.scheduler.store.pools] == free
+
+
+def test_warm_replicas_make_weight_moves_zero() -> None:
+    h = Harness(target="dp", kv_pages=100, replicas="keep")
+    for n in (9, 14, 30, 5):
+        h.add(n, 200)
+    h.step()
+    h.settle()
+    for name in ("dop", "dp", "tp", "cp"):
+        h.scheduler.set_target(name, "test")
+        h.step()
+        h.settle()
+    h.scheduler.drain_events()
+    done = {e.new: e.weight_bytes_received for e in h.events if isinstance(e, SwitchDone)}
+    assert done == {"dop": 0, "dp": 0, "tp": 0, "cp": 0}
+
+
+def test_dropped_replicas_become_kv_pages() -> None:
+    h = Harness(target="dp", kv_pages=100, replicas="drop")
+    h.add(9, 100)
+    h.step()
+    h.settle()
+    full = h.scheduler.store.pools[0].geometry.kv_pages(4)
+    h.scheduler.set_target("dop", "test")
+    h.step()
+    h.settle()
+    h.drain()
+    words = [e.slots for e in h.events if isinstance(e, ResidencyChanged) and e.rank == 0]
+    assert words[-1] == ["own", "kv", "kv", "kv"]
+    assert ["own", "replica", "replica", "replica"] in words
+    h.scheduler.store.collect(10**9)
+    assert h.scheduler.store.pools[0].available == full + 9
+
+
+def test_growing_evacuates_what_lies_in_the_slots() -> None:
+    h = Harness(target="dop", kv_pages=60, prefer_slots=True)
+    requests = [h.add(n, 60) for n in (7, 12, 3, 9)]
+    for _ in range(6):
+        h.step()
+    h.scheduler.set_target("dp", "test")
+    h.settle()
+    h.drain()
+    assert sum(e.evacuated_pages for e in h.events if isinstance(e, CopyProgress)) > 0
+    for r, n in zip(requests, (7, 12, 3, 9), strict=True):
+        assert h.outputs[r] == expected_tokens(r, n, 60)
+
+
+def test_a_new_target_keeps_the_stagings_it_can_use() -> None:
+    """tp -> dop superseded by tp -> dp: the same placement, so nothing is cancelled."""
+    h = Harness(target="dcp", kv_pages=100)
+    for n in (40, 40):
+        h.add(n, 100)
+    for _ in range(6):
+        h.step()
+    h.scheduler.set_target("dop", "test")
+    h.step()
+    h.step()
+    h.scheduler.set_target("dp", "test")
+    h.settle()
+    h.scheduler.drain_events()
+    assert not any(isinstance(e, StageCancelled) for e in h.events)
+    assert [e.outcome for e in h.events if isinstance(e, SwitchDone)] == ["superseded", "done"]
+    h.scheduler.set_target("dcp", "test")
+    h.step()
+    h.step()
+    h.scheduler.set_target("tp", "test")
+    h.step()
+    h.scheduler.drain_events()
+    assert [e.reason for e in h.events if isinstance(e, StageCancelled)] == ["a new target"] * 2
