@@ -132,8 +132,9 @@ class SeqRows:
 class Attention(Protocol):
     """Paged attention over explicit strides. Returns output and log-sum-exp (natural log, fp32)."""
 
-    def prepare(self, seqs: Sequence[SeqRows]) -> Any:
-        """Whatever of `seqs` does not depend on the layer (index tensors, offsets, groups), made once a step.
+    def prepare(self, seqs: Sequence[SeqRows], block_size: int) -> Any:
+        """Whatever of `seqs` does not depend on the layer (index tensors, offsets, groups), made once a step,
+        for pages of `block_size` tokens (a gathered history is one page of any size).
 
         Opaque, immutable and good for every layer whose pages are those that `seqs` names.
         """
@@ -144,8 +145,8 @@ class Attention(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`q` [rows, heads, d_k] -> out [rows, heads, d_v] (dtype of q) and lse [rows, heads] fp32.
 
-        `prepared` is `prepare(seqs)` of this port. heads is a multiple of kv_heads. Rows without any key give
-        out 0 and lse -inf. `q` may have zero rows; rows that no sequence names are 0 and -inf. Only the
+        `prepared` is `prepare(seqs, kv.k.shape[1])` of this port. heads is a multiple of kv_heads. Rows without a key
+        give out 0 and lse -inf. `q` may have zero rows; rows that no sequence names are 0 and -inf. Only the
         first `num_keys` tokens of the gathered pages are read as numbers: the rest may be NaN.
         """
         ...

@@ -14,7 +14,7 @@ NEVER = -torch.inf
 class ReferenceAttention:
     """The `Attention` protocol, slow and obvious. Computes in fp64 and rounds once."""
 
-    def prepare(self, seqs: Sequence[SeqRows]) -> tuple[SeqRows, ...]:
+    def prepare(self, seqs: Sequence[SeqRows], block_size: int) -> tuple[SeqRows, ...]:
         return tuple(seqs)
 
     def attend(

@@ -61,12 +61,12 @@ def stripes(context: RankContext) -> None:
         seq = whole.seqs[0]
         parts = [
             attention.attend(
-                whole.q, whole.kv, attention.prepare([_stripe(seq, first, 2, size)]), whole.scale
+                whole.q, whole.kv, attention.prepare([_stripe(seq, first, 2, size)], size), whole.scale
             )
             for first in range(2)
         ]
         merged = attention.merge(torch.stack([p[0] for p in parts]), torch.stack([p[1] for p in parts]))
-        expected = reference.attend(whole.q, whole.kv, reference.prepare(whole.seqs), whole.scale)
+        expected = reference.attend(whole.q, whole.kv, reference.prepare(whole.seqs, size), whole.scale)
         _require_close(merged, expected, "merged stripes")
 
 
@@ -84,7 +84,7 @@ def nothing_to_do(context: RankContext) -> None:
             _compare(context, heads, rows)
             _compare(context, heads, rows, spare_rows=2)
         batch = make_batch(heads, [], block_size=size, device=context.backend.device)
-        out, lse = attention.attend(batch.q, batch.kv, attention.prepare([]), 1.0)
+        out, lse = attention.attend(batch.q, batch.kv, attention.prepare([], 16), 1.0)
         require(out.shape == (0, heads.heads, heads.d_v), "no rows give", tuple(out.shape))
         require(lse.shape == (0, heads.heads), "no rows give lse", tuple(lse.shape))
 
@@ -112,13 +112,13 @@ def sequences_in_any_order(context: RankContext) -> None:
         prefix = replace(
             longest, row=layers[0].q.shape[0] - 1, start=size, pages=longest.pages[:2], num_keys=size + 1
         )
-        prepared = attention.prepare([seqs[3], seqs[0], prefix, seqs[4], longest])
+        prepared = attention.prepare([seqs[3], seqs[0], prefix, seqs[4], longest], size)
         for layer in layers:
             got = attention.attend(layer.q, layer.kv, prepared, layer.scale)
             expected = reference.attend(
                 layer.q,
                 layer.kv,
-                reference.prepare([prefix, longest, seqs[0], seqs[3], seqs[4]]),
+                reference.prepare([prefix, longest, seqs[0], seqs[3], seqs[4]], size),
                 layer.scale,
             )
             _require_close(got, expected, "sequences in another order, prepared once")
@@ -208,8 +208,10 @@ def _compare(
 
 def _compare_batch(context: RankContext, batch: Batch, slack: float) -> None:
     attention, reference = context.backend.attention(), ReferenceAttention()
-    got = attention.attend(batch.q, batch.kv, attention.prepare(batch.seqs), batch.scale)
-    expected = reference.attend(batch.q, batch.kv, reference.prepare(batch.seqs), batch.scale)
+    got = attention.attend(batch.q, batch.kv, attention.prepare(batch.seqs, batch.kv.k.shape[1]), batch.scale)
+    expected = reference.attend(
+        batch.q, batch.kv, reference.prepare(batch.seqs, batch.kv.k.shape[1]), batch.scale
+    )
     kind = f"q {list(batch.q.shape)} {batch.q.dtype}, k {list(batch.kv.k.shape[1:])}"
     _require_close(got, expected, f"attention of {kind}", slack)
 
