@@ -1,0 +1,1 @@
+"""How the demo checkpoint `splash/_demo` is made: text, tokenizer, model, training. Not part of the wheel."""
