@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -25,8 +26,9 @@ from splash.core.events import (
 )
 from splash.core.request import FinishReason
 
+NUM_PEERS = 41
+"""Neighbours, of the same layout and load, that a step is compared with."""
 MIN_PEERS = 5
-"""Steps of like load at least that a layout's typical step time is taken from."""
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
@@ -54,7 +56,9 @@ class RequestReport:
     arrival_s: float = 0.0
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
-    finish_reason: FinishReason | None = None
+    finish_reason: str | None = None
+    num_output: int = 0
+    """As the event of its end says; `token_ids` may not be known (replay)."""
     ttft_s: float | None = None
     tpot_s: float | None = None
     finished_s: float | None = None
@@ -88,30 +92,31 @@ def boundaries(steps: Iterable[StepDone]) -> list[Boundary]:
 
 
 class _TypicalStep:
-    """Median forward time of the decode steps of a layout (mix) with about as many rows."""
+    """Median forward time of decode steps that are alike: the same layout (mix), as many rows, and about as long
+    contexts, that is, near in time. Where fewer than MIN_PEERS have as many rows, nearly as many will do."""
 
     def __init__(self, steps: Iterable[StepDone]) -> None:
-        times: dict[tuple[str, ...], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+        self._alike: dict[tuple[str, ...], dict[int, list[StepDone]]] = {}
         for step in steps:
-            times[_mix(step)][step.decode_rows].append(step.forward_s)
-        self._times = times
-        self._known: dict[tuple[tuple[str, ...], int], float] = {}
+            self._alike.setdefault(_mix(step), {}).setdefault(step.decode_rows, []).append(step)
+        self._few: dict[tuple[tuple[str, ...], int], float] = {}
 
     def seconds(self, step: StepDone) -> float:
-        key = (_mix(step), step.decode_rows)
-        if key not in self._known:
-            self._known[key] = self._median(*key)
-        return self._known[key]
+        alike = self._alike[_mix(step)][step.decode_rows]
+        if len(alike) < MIN_PEERS:
+            return self._median_of_few(_mix(step), step.decode_rows)
+        place = bisect_left(alike, step.step, key=lambda s: s.step)
+        first = max(0, min(place - NUM_PEERS // 2, len(alike) - NUM_PEERS))
+        return median(s.forward_s for s in alike[first : first + NUM_PEERS])
 
-    def _median(self, mix: tuple[str, ...], rows: int) -> float:
-        """Over the same number of rows, and the nearest ones while there are fewer than MIN_PEERS steps."""
-        by_rows = self._times[mix]
-        peers: list[float] = []
-        for other in sorted(by_rows, key=lambda n: abs(n - rows)):
-            if len(peers) >= MIN_PEERS:
-                break
-            peers += by_rows[other]
-        return median(peers)
+    def _median_of_few(self, mix: tuple[str, ...], rows: int) -> float:
+        if (mix, rows) not in self._few:
+            by_rows, peers = self._alike[mix], list[float]()
+            for other in sorted(by_rows, key=lambda n: abs(n - rows)):
+                if len(peers) < MIN_PEERS:
+                    peers += (s.forward_s for s in by_rows[other])
+            self._few[mix, rows] = median(peers)
+        return self._few[mix, rows]
 
 
 def _mix(step: StepDone) -> tuple[str, ...]:
@@ -173,6 +178,7 @@ class RunReport:
                 request = self._request(event.request)
                 request.ttft_s, request.tpot_s = event.ttft_s, event.tpot_s
                 request.finished_s = event.t
+                request.num_output, request.finish_reason = event.num_tokens, event.reason
 
     def output(
         self, request: int, token_ids: Sequence[int], text: str, finish_reason: FinishReason | None
@@ -216,7 +222,7 @@ class RunReport:
     def summary(self) -> dict[str, Any]:
         """Throughput over the time from the first arrival to the last finish, and percentiles over requests."""
         requests = list(self.requests.values())
-        output_tokens = sum(len(r.token_ids) for r in requests)
+        output_tokens = sum(r.num_output for r in requests)
         seconds = self.duration_s()
         percents = (50, 95, 99)
         return {

@@ -13,13 +13,14 @@ TIE_GAP = 2e-4
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`expected` was served first, `found` is the best token now; `gap` is how much better its logit is."""
+    """`expected` was served first, `found` is best now (None: the executor does not say which); `gap` is how
+    much better its logit is."""
 
     request: int
     position: int
     """Of the token in the request's output, from 0."""
     expected: int
-    found: int
+    found: int | None
     gap: float
 
     @property
@@ -27,9 +28,10 @@ class Difference:
         return self.gap < TIE_GAP
 
     def __str__(self) -> str:
+        found = "another" if self.found is None else self.found
         return (
             f"request {self.request}, output token {self.position}: served {self.expected},"
-            f" in the fixed layout {self.found}, logit gap {self.gap:.2e}"
+            f" in the fixed layout {found}, logit gap {self.gap:.2e}"
         )
 
 
@@ -48,7 +50,10 @@ class Verifier:
     def step(self, plan: StepPlan, result: StepResult) -> None:
         for admit in plan.admits:
             self._prompts[admit.request], self._known[admit.request] = admit.num_prompt, len(admit.tokens)
-        sampled = [*plan.decodes, *(c.request for c in plan.chunks if c.start + c.count == self._known[c.request])]
+        sampled = [
+            *plan.decodes,
+            *(c.request for c in plan.chunks if c.start + c.count == self._known[c.request]),
+        ]
         for request, token, gap in zip(sampled, result.tokens, result.gaps, strict=True):
             self._compare(request, token, gap)
             self._known[request] += 1
@@ -57,9 +62,10 @@ class Verifier:
         position = self._known[request] - self._prompts[request]
         expected = self.expected[request][position]
         self.num_compared += 1
-        if token != expected:
-            found = Difference(request, position, expected, token, gap)
-            (self.ties if found.tie else self.differences).append(found)
+        if token != expected or gap > 0:
+            other = token if token != expected else None
+            difference = Difference(request, position, expected, other, gap)
+            (self.ties if difference.tie else self.differences).append(difference)
 
     @property
     def missing(self) -> int:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from splash.core.config import SchedulerConfig
-from splash.core.events import Event
+from splash.core.errors import RankFailure
+from splash.core.events import Event, EventSink, RunStarted
+from splash.core.params import SamplingParams
 from splash.core.request import Request
+from splash.engine.deployment import Deployment
 from splash.engine.loop import Inbox, LatchedClock, Loop
 from splash.engine.trace import TraceWriter
 from splash.layout.holders import Topology
 from splash.sched.batch import RowBytes
 from splash.sched.policy import Policy
 from splash.sched.scheduler import Output, Scheduler
-from splash.sched.step import StepPlan, StepResult
+from splash.sched.step import Clock, StepPlan, StepResult
 from tests.property.harness import small_memory
 from tests.property.mirror import MirrorExecutor
 
@@ -119,6 +124,84 @@ class Kit:
 
 
 def request(number: int, num_prompt: int = 5, max_tokens: int = 4, **params: object) -> Request:
-    from splash.core.params import SamplingParams
-
     return Request(number, tuple(range(1, num_prompt + 1)), SamplingParams(max_tokens=max_tokens, **params))  # type: ignore[arg-type]
+
+
+class MirrorDeployment:
+    """What an engine asks of a deployment, over a mirror; text is its tokens' numbers. `pace_s`: of a step."""
+
+    vocab_size = 60000
+
+    def __init__(self, *, pace_s: float = 0.0, fail_at: int | None = None, **config: int) -> None:
+        self._memory, self._topo = small_memory(2, 64), Topology(2, 1)
+        settings = {
+            "token_budget": 32,
+            "max_chunk": 16,
+            "max_model_len": 512,
+            "copy_bytes_per_step": 256,
+            **config,
+        }
+        self._config = SchedulerConfig(check_invariants=True, **settings)
+        self.executor = RealtimeMirror(self._memory, self._topo, pace_s=pace_s, fail_at=fail_at)
+        self.schedulers: list[Scheduler] = []
+
+    def token_ids(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
+        return tuple(map(int, prompt.split())) if isinstance(prompt, str) else tuple(prompt)
+
+    check_ids = Deployment.check_ids
+
+    def detokenizer(self) -> Numbers:
+        return Numbers()
+
+    def scheduler(self, *, clock: Clock, emit: EventSink) -> Scheduler:
+        scheduler = Scheduler(
+            memory=self._memory,
+            topo=self._topo,
+            config=self._config,
+            rows=RowBytes(16, 2),
+            target="tp",
+            policy=None,
+            clock=clock,
+            emit=emit,
+        )
+        self.schedulers.append(scheduler)
+        return scheduler
+
+    def launch(self, *, gaps: bool = False) -> TimedMirror:
+        return self.executor
+
+    def run_started(self, t: float) -> RunStarted:
+        return RunStarted(t, "mirror", "nothing", "", 2, "tp", "fixed", 4, 64, 71, 3)
+
+
+class RealtimeMirror(TimedMirror):
+    """Its steps take `pace_s` of real time; a rank dies at step `fail_at`."""
+
+    def __init__(self, *args: Any, pace_s: float, fail_at: int | None) -> None:
+        super().__init__(*args)
+        self._pace_s, self._fail_at = pace_s, fail_at
+
+    def collect(self) -> StepResult:
+        time.sleep(self._pace_s)
+        result = super().collect()
+        if result.index == self._fail_at:
+            raise RankFailure("rank 1 was killed by signal 9")
+        return result
+
+
+class Numbers:
+    """A detokenizer that holds every second token back."""
+
+    def __init__(self) -> None:
+        self._held: list[int] = []
+
+    def push(self, tokens: Sequence[int]) -> str:
+        self._held += tokens
+        if len(self._held) < 2:
+            return ""
+        text = "".join(f"{token} " for token in self._held)
+        self._held.clear()
+        return text
+
+    def finish(self) -> str:
+        return "".join(f"{token} " for token in self._held)

@@ -1,0 +1,92 @@
+"""The command line, one file a command. A command's module is imported when it is used or shown, and imports
+nothing heavy before it runs, so that `splash --help` answers at once."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from types import FrameType
+
+import click
+
+import splash
+from splash.core import env
+from splash.core.errors import SplashError
+
+COMMANDS = ("run", "replay", "doctor", "conformance")
+INTERRUPTED = 130
+
+
+class _Commands(click.Group):
+    """Finds `splash NAME` in the module `splash.cli.NAME`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"splash.cli.{name}").command
+        return command
+
+
+@click.command(
+    cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
+@click.version_option(splash.__version__, prog_name="splash", message="%(prog)s %(version)s")
+def cli() -> None:
+    """An LLM serving engine that changes the parallel layout of attention while requests run.
+
+    `splash run` serves the demo model on two CPU ranks and shows layouts being switched.
+    """
+
+
+class Interrupted(BaseException):
+    """A signal asked for the end; unlike an Exception it passes every handler on the way to `main`."""
+
+    def __init__(self, number: int) -> None:
+        self.exit_code = 128 + number
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs a command and exits: 0, 1 (a check failed), 2 (bad input, one line), 3 (a rank failed), 128 + signal."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    sys.exit(_run(arguments))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    try:
+        code = cli.main(args=arguments, prog_name="splash", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message())
+        return 0
+    except click.ClickException as error:
+        return _fail(error, " ".join(error.format_message().split()), error.exit_code)
+    except SplashError as error:
+        return _fail(error, str(error), error.exit_code)
+    except Interrupted as error:
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        sys.stdout = None  # nobody reads on: nothing is left to flush
+        return 1
+    return code if isinstance(code, int) else 0
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise Interrupted(number)
+
+
+def _fail(error: BaseException, message: str, exit_code: int) -> int:
+    """One line; with $SPLASH_DEBUG everything."""
+    if env.debug():
+        traceback.print_exception(error)
+    first, *more = message.splitlines() or [type(error).__name__]
+    hint = " (SPLASH_DEBUG=1 shows more)" if more and not env.debug() else ""
+    print(f"splash: {first}{hint}", file=sys.stderr)
+    return exit_code

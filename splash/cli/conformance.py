@@ -1,0 +1,32 @@
+"""`splash conformance`: the checks that a port must pass, on this machine."""
+
+from __future__ import annotations
+
+import click
+
+OUTCOME_STYLES = {"passed": "green", "failed": "bold red", "not supported": "yellow"}
+
+
+@click.command("conformance")
+@click.option("--backend", metavar="NAME", default="cpu", show_default=True, help="Name of a port.")
+@click.option("--ranks", type=click.IntRange(min=1), multiple=True, help="Repeat for more.  [default: 1, 2]")
+def command(backend: str, ranks: tuple[int, ...]) -> int:
+    """Check a port: collectives, memory and copies, attention. Exits with 1 if a check fails."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from splash.hal.conformance.suite import iterate
+    from splash.hal.registry import load_backend
+
+    console = Console(highlight=False)
+    port = load_backend(backend)
+    num_failed = num_checks = 0
+    for count in ranks or (1, 2):
+        for result in iterate(port, count):
+            num_checks += 1
+            num_failed += result.outcome == "failed"
+            line = Text(f"{count} ranks  {result.name}  {result.seconds:.2f} s  ")
+            line.append(result.outcome, style=OUTCOME_STYLES[result.outcome])
+            console.print(line.append(f"  {result.detail}" if result.detail else ""))
+    console.print(f"{backend}: {num_checks - num_failed} of {num_checks} checks without a fault")
+    return 1 if num_failed else 0

@@ -1,0 +1,85 @@
+"""`splash doctor`: what this machine offers to each port, and what is missing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from splash.hal.registry import PortStatus
+
+PACKAGES = ("torch", "mpi4py", "mpich", "safetensors", "tokenizers", "numpy", "rich", "click")
+
+
+@click.command("doctor")
+def command() -> int:
+    """Say per port what was found and why not, and which versions are in use.
+
+    Exits with 1 if no port can run.
+    """
+    from rich.console import Console
+
+    from splash.hal.registry import ports
+
+    console = Console(highlight=False)
+    _show_machine(console)
+    found = ports()
+    for port in found:
+        _show_port(console, port)
+    if not found:
+        console.print("no port is installed; install splash anew, it brings the CPU port")
+    return 0 if any(not port.problem for port in found) else 1
+
+
+def _show_machine(console: Console) -> None:
+    import splash
+
+    versions = ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
+    console.print(f"splash   {splash.__version__}")
+    console.print(f"python   {platform.python_version()}, {sys.executable}", soft_wrap=True)
+    console.print(f"packages {versions}", soft_wrap=True)
+    console.print(
+        f"machine  {platform.system()} {platform.release()} {platform.machine()}, {_cores()}, {_memory()}"
+    )
+
+
+def _show_port(console: Console, port: PortStatus) -> None:
+    from rich.markup import escape
+
+    aliases = f" ({', '.join(port.aliases)})" if port.aliases else ""
+    state = "[red]not usable[/]" if port.problem else "[green]ready[/]"
+    console.print(f"\n[bold]{port.name}[/]{aliases}: {state}  {escape(port.summary)}", soft_wrap=True)
+    if port.problem:
+        console.print(f"  {escape(port.problem)}", soft_wrap=True)
+    for device in port.devices:
+        memory = f", {device.memory_bytes / 2**30:.1f} GiB" if device.memory_bytes else ""
+        arch = f", {device.arch}" if device.arch else ""
+        console.print(f"  device {device.index}: {escape(device.name)}{arch}{memory}", soft_wrap=True)
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _cores() -> str:
+    """Those this process may use, of those there are."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{usable} of {os.cpu_count()} cores"
+
+
+def _memory() -> str:
+    try:
+        pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return "memory unknown"
+    return f"{pages * size / 2**30:.1f} GiB"

@@ -1,0 +1,55 @@
+"""`splash replay FILE`: a trace in the live view, at its own pace or faster."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+
+@click.command("replay")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--speed",
+    type=click.FloatRange(min=0),
+    default=1.0,
+    show_default=True,
+    help="Times faster than it was; 0: without waiting.",
+)
+@click.option("--no-tui", is_flag=True, help="Plain lines instead of the live view.")
+def command(file: Path, speed: float, no_tui: bool) -> None:
+    """Play a trace, as `splash run --trace FILE` writes it, in the live view."""
+    from rich.console import Console
+
+    from splash.cli.summary import show_report
+    from splash.core.events import EVENT_TYPES
+    from splash.engine.report import RunReport
+    from splash.engine.trace import read_trace
+    from splash.tui.live import open_view
+
+    events = tuple(EVENT_TYPES.values())
+    records = read_trace(file)
+    next(records)  # its header: what is no trace is refused before the screen changes
+    console = Console()
+    report = RunReport()
+    pace = Pace(speed)
+    with open_view(console, plain=no_tui) as view:
+        for record in records:
+            if isinstance(record, events):
+                pace.wait(record.t)
+                view.sink(record)
+                report.event(record)
+    show_report(console, report)
+
+
+class Pace:
+    """Waits until an event is due: its time in the trace, divided by the speed."""
+
+    def __init__(self, speed: float) -> None:
+        self._speed = speed
+        self._start_s = time.monotonic()
+
+    def wait(self, t: float) -> None:
+        if self._speed:
+            time.sleep(max(0.0, self._start_s + t / self._speed - time.monotonic()))

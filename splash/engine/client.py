@@ -1,0 +1,318 @@
+"""The in-process client: requests go in, pieces of text and tokens come out, from any thread.
+
+with Engine(deployment) as engine:
+    for piece in engine.generate(["ROMEO.\\n"], SamplingParams(max_tokens=64)):
+        print(piece.text, end="")
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from queue import SimpleQueue
+from types import TracebackType
+
+from splash.core.errors import SplashError
+from splash.core.events import Event, EventSink, RunFinished
+from splash.core.params import SamplingParams
+from splash.core.request import FinishReason, Request
+from splash.engine.deployment import Deployment
+from splash.engine.detok import Detokenizer
+from splash.engine.loop import NOW, Abort, Inbox, LatchedClock, Loop, Retarget, Submit
+from splash.engine.trace import TraceWriter
+from splash.engine.workload import When
+from splash.layout.layouts import layout_named
+from splash.sched.scheduler import Output
+from splash.sched.step import Executor, StepPlan, StepResult
+
+Prompt = str | Sequence[int]
+
+PATIENCE_S = 20.0
+"""How long a step may still take when the engine is closed, before its ranks are ended under it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one step added to one request. `text` is whole characters; `finish_reason` is set on the last."""
+
+    request: int
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason | None
+
+
+Pieces = SimpleQueue[Piece | BaseException]
+
+
+@dataclass(slots=True)
+class Completion:
+    """All of a request that has finished."""
+
+    request: int
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: FinishReason | None = None
+
+    def add(self, piece: Piece) -> None:
+        self.token_ids += piece.token_ids
+        self.text += piece.text
+        self.finish_reason = piece.finish_reason or self.finish_reason
+
+
+class Stream:
+    """One request's pieces as they come; ends after the one that has a finish reason.
+
+    Iterating raises what the engine failed with, if it fails.
+    """
+
+    def __init__(self, request: Request, abort: Callable[[int], None], pieces: Pieces | None = None) -> None:
+        self.request = request
+        self._abort = abort
+        self._pieces: Pieces = SimpleQueue() if pieces is None else pieces
+        self._ended = False
+
+    def __iter__(self) -> Iterator[Piece]:
+        return self
+
+    def __next__(self) -> Piece:
+        if self._ended:
+            raise StopIteration
+        piece = self._pieces.get()
+        self._ended = isinstance(piece, BaseException) or piece.finish_reason is not None
+        if isinstance(piece, BaseException):
+            raise piece
+        return piece
+
+    def put(self, piece: Piece | BaseException) -> None:
+        self._pieces.put(piece)
+
+    def abort(self) -> None:
+        """Ask for its end: the last piece will say `abort`, unless it ended before."""
+        self._abort(self.request.id)
+
+    def result(self) -> Completion:
+        """Waits for the end; everything that has not been iterated yet."""
+        completion = Completion(self.request.id)
+        for piece in self:
+            completion.add(piece)
+        return completion
+
+
+class _Deliveries:
+    """From the loop to the streams, in the loop's thread."""
+
+    def __init__(self, on_step: Callable[[StepPlan, StepResult], None] | None) -> None:
+        self._open: dict[int, tuple[Stream, Detokenizer | None]] = {}
+        self._on_step = on_step
+
+    def register(self, stream: Stream, detokenizer: Detokenizer | None) -> None:
+        self._open[stream.request.id] = stream, detokenizer
+
+    def deliver(self, outputs: Sequence[Output]) -> None:
+        for output in outputs:
+            stream, detokenizer = self._open[output.request]
+            text = ""
+            if detokenizer is not None:
+                text = detokenizer.push(output.tokens)
+                if output.finish_reason:
+                    text += detokenizer.finish()
+            stream.put(Piece(output.request, output.tokens, text, output.finish_reason))
+            if output.finish_reason:
+                del self._open[output.request]
+
+    def refuse(self, request: int, error: BaseException) -> None:
+        stream, _ = self._open.pop(request)
+        stream.put(error)
+
+    def stepped(self, plan: StepPlan, result: StepResult) -> None:
+        if self._on_step is not None:
+            self._on_step(plan, result)
+
+    def fail(self, error: BaseException) -> None:
+        while self._open:
+            stream, _ = self._open.popitem()[1]
+            stream.put(error)
+
+
+class Engine:
+    """Serves a deployment until closed. Methods may be called from any thread, outputs come in streams."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        *,
+        sinks: Sequence[EventSink] = (),
+        trace: TraceWriter | None = None,
+        on_step: Callable[[StepPlan, StepResult], None] | None = None,
+        gaps: bool = False,
+        executor: Executor | None = None,
+    ) -> None:
+        """Starts the ranks (unless given an `executor`: tests) and waits until they are ready.
+
+        `sinks` receive every event, `on_step` every plan with its result (with gaps between logits if asked),
+        in the engine's thread, while ranks compute.
+        """
+        self.deployment = deployment
+        self._sinks = [*sinks, trace.event] if trace else [*sinks]
+        self._ids = count()
+        self._failure: BaseException | None = None
+        self._lock = threading.Lock()
+        self._inbox = Inbox()
+        self._deliveries = _Deliveries(on_step)
+        self._done = threading.Event()
+        """Waited for instead of joining the thread: an interrupted join forgets the thread (Python < 3.13)."""
+        self._started_s = time.monotonic()
+        self._clock = LatchedClock(self.now)
+        self._scheduler = deployment.scheduler(clock=self._clock, emit=self._emit)
+        self._executor = executor or deployment.launch(gaps=gaps)
+        try:
+            self._loop = Loop(
+                scheduler=self._scheduler,
+                executor=self._executor,
+                clock=self._clock,
+                inbox=self._inbox,
+                outbox=self._deliveries,
+                trace=trace,
+            )
+            self._started_s = time.monotonic()
+            self._emit(deployment.run_started(self.now()))
+            self._thread = threading.Thread(target=self._run, name="splash-engine")
+            self._thread.start()
+        except BaseException:
+            self._executor.close()
+            raise
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the engine early, if something did."""
+        return self._failure
+
+    def now(self) -> float:
+        """Seconds since the ranks were ready, the time of all events."""
+        return time.monotonic() - self._started_s
+
+    # ---- clients
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        when: When = NOW,
+        forced: tuple[int, ...] = (),
+        pieces: Pieces | None = None,
+    ) -> Stream:
+        """Hands in one request; RequestError if it cannot be served, and then nothing has happened.
+
+        `prompt`: text or token ids. `when`: not before that step and time. `forced`: teacher forcing.
+        `pieces`: a queue shared with other streams, to be read instead of the stream.
+        """
+        params = params or SamplingParams()
+        token_ids = self.check(prompt, params)
+        with self._lock:
+            if self._inbox.closed:
+                raise self._failure or SplashError("the engine is closed")
+            request = Request(next(self._ids), token_ids, params, max(self.now(), when.time_s))
+            stream = Stream(request, self.abort, pieces)
+            self._deliveries.register(stream, self.deployment.detokenizer())
+            self._inbox.put(Submit(request, forced, arrives_when_due=when.step > 0), when)
+        return stream
+
+    def generate(self, prompts: Sequence[Prompt], params: SamplingParams | None = None) -> Iterator[Piece]:
+        """Pieces of all prompts as they come; request ids rise in the order of the prompts.
+
+        All prompts are checked before the first is handed in. Leaving the iterator early aborts the rest.
+        """
+        token_ids = [self.check(prompt, params or SamplingParams()) for prompt in prompts]
+        pieces: Pieces = SimpleQueue()
+        return _merged(pieces, [self.submit(ids, params, pieces=pieces) for ids in token_ids])
+
+    def check(self, prompt: Prompt, params: SamplingParams) -> tuple[int, ...]:
+        """The prompt's token ids; RequestError if such a request cannot be served now."""
+        token_ids = self.deployment.token_ids(prompt)
+        self.deployment.check_ids(token_ids, params)
+        self._scheduler.check_request(len(token_ids), params.max_tokens)
+        return token_ids
+
+    def abort(self, request: int) -> None:
+        """Ends a request at the next boundary, wherever it is; void if it has ended."""
+        self._inbox.put(Abort(request))
+
+    def switch(self, layout: str, *, reason: str = "asked for", when: When = NOW) -> None:
+        """Sets the target layout and ends the policy's say in it; ConfigError if there is no such layout."""
+        layout_named(layout)
+        self._inbox.put(Retarget(layout, reason), when)
+
+    # ---- the end
+
+    def finish(self) -> None:
+        """Serves all that was submitted and lets open switches end, then closes."""
+        self._inbox.finish()
+        self._done.wait()
+        self.close()
+
+    def close(self) -> None:
+        """Ends now: open requests finish with `abort`, the ranks end, nothing is left behind. Idempotent."""
+        with self._lock:
+            self._inbox.close()
+        if not self._done.wait(PATIENCE_S):  # a rank hangs: without its ranks the loop ends too
+            self._executor.close()
+        self._thread.join()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- the engine's thread
+
+    def _run(self) -> None:
+        outcome, detail = "failed", ""
+        try:
+            finished = self._loop.run()
+            outcome = "done" if finished else "interrupted"
+        except BaseException as error:
+            self._failure = error
+            detail = str(error)
+        finally:
+            self._end(outcome, detail)
+
+    def _end(self, outcome: str, detail: str) -> None:
+        """Whatever goes wrong on the way, no client waits for ever."""
+        try:
+            self._executor.close()
+            self._emit(RunFinished(self.now(), outcome, detail))
+        except BaseException as error:
+            self._failure = self._failure or error
+        finally:
+            with self._lock:
+                self._inbox.close()
+                self._deliveries.fail(self._failure or SplashError("the engine was closed"))
+            self._done.set()
+
+    def _emit(self, event: Event) -> None:
+        for sink in self._sinks:
+            sink(event)
+
+
+def _merged(pieces: Pieces, streams: Sequence[Stream]) -> Iterator[Piece]:
+    """What comes into the queue that `streams` share, until all of them have ended."""
+    left = {stream.request.id: stream for stream in streams}
+    try:
+        while left:
+            piece = pieces.get()
+            if isinstance(piece, BaseException):
+                left.clear()
+                raise piece
+            if piece.finish_reason is not None:
+                del left[piece.request]
+            yield piece
+    finally:
+        for stream in left.values():
+            stream.abort()

@@ -1,0 +1,224 @@
+"""A model on a number of ranks of a port: everything that is decided before the ranks start.
+
+Opening reads configs and headers only, so bad input is refused at once and nothing has to be ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from splash.core.config import EngineConfig
+from splash.core.errors import CapacityError, ConfigError, RequestError
+from splash.core.events import EventSink, RunStarted
+from splash.core.params import SamplingParams
+from splash.engine.detok import Detokenizer
+from splash.engine.text import Text, open_text
+from splash.hal.protocol import Backend
+from splash.kv.slots import MemoryPlan, plan_memory
+from splash.layout.holders import Topology
+from splash.layout.layouts import TP, layout_named
+from splash.model.checkpoint import Checkpoint, open_checkpoint
+from splash.sched.batch import RowBytes
+from splash.sched.policy import Policy, ThresholdPolicy
+from splash.sched.scheduler import Scheduler
+from splash.sched.step import Clock, Executor, ManualClock
+
+AUTO = "auto"
+DEFAULT_FULL_REQUESTS = 4
+"""The default pool holds that many requests of full length under `tp`, beside all weight slots."""
+MAX_MEMORY_SHARE = 0.8
+"""Of the device's memory, for the pools of all ranks that share it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """Made by `open_deployment`; everything about a run but its requests."""
+
+    checkpoint: Checkpoint
+    config: EngineConfig
+    """Complete: dtype and pool are set, and limits are what the model can do."""
+    backend: Backend
+    hardware: str
+    text: Text | None
+    """None: the checkpoint has no tokenizer, prompts are token ids."""
+    memory: MemoryPlan
+    topo: Topology
+
+    @property
+    def model(self) -> str:
+        """The folder's name, for people."""
+        return self.checkpoint.folder.resolve().name
+
+    @property
+    def vocab_size(self) -> int:
+        return self.checkpoint.spec.vocab_size
+
+    @property
+    def max_model_len(self) -> int:
+        """Prompt and output tokens of a request together, at most."""
+        return self.config.scheduler.max_model_len
+
+    def fixed(self, layout: str) -> Deployment:
+        """The same in one layout from the start, without a policy."""
+        return replace(self, config=replace(self.config, layout=layout))
+
+    # ---- requests
+
+    def token_ids(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
+        """The prompt's token ids; RequestError if it is text and there is no tokenizer."""
+        if not isinstance(prompt, str):
+            return tuple(prompt)
+        if self.text is None:
+            raise RequestError(f"{self.checkpoint.folder} has no tokenizer.json: give prompts as token ids")
+        return self.text.encode(prompt)
+
+    def check_ids(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        """RequestError if a token id is not one."""
+        for name, ids in (("prompt", prompt), ("stop_token_ids", params.stop_token_ids)):
+            odd = next((i for i in ids if not 0 <= i < self.vocab_size), None)
+            if odd is not None:
+                raise RequestError(f"{name}: token id {odd} is outside the vocabulary of {self.vocab_size}")
+
+    def checker(self) -> Callable[[Sequence[int], SamplingParams], None]:
+        """Raises RequestError for a request that could not be served in the layout of the start."""
+        scheduler = self.scheduler(clock=ManualClock(), emit=lambda event: None)
+
+        def check(prompt: Sequence[int], params: SamplingParams) -> None:
+            self.check_ids(prompt, params)
+            scheduler.check_request(len(prompt), params.max_tokens)
+
+        return check
+
+    def detokenizer(self) -> Detokenizer | None:
+        return None if self.text is None else self.text.detokenizer()
+
+    # ---- parts of an engine
+
+    def scheduler(self, *, clock: Clock, emit: EventSink) -> Scheduler:
+        spec = self.checkpoint.spec
+        return Scheduler(
+            memory=self.memory,
+            topo=self.topo,
+            config=self.config.scheduler,
+            rows=RowBytes.of(spec),
+            target=self._first_target(),
+            policy=self._policy(),
+            clock=clock,
+            emit=emit,
+            eos=spec.eos_token_ids,
+            seed=self.config.seed,
+        )
+
+    def launch(self, *, gaps: bool = False) -> Executor:
+        """Starts the ranks and waits until they have loaded the model. `gaps`: results carry logit gaps."""
+        from splash.exec.executor import start
+
+        return start(
+            backend=self.backend,
+            folder=self.checkpoint.folder,
+            spec=self.checkpoint.spec,
+            memory=self.memory,
+            config=self.config,
+            gaps=gaps,
+        )
+
+    def run_started(self, t: float) -> RunStarted:
+        geometry = self.memory.geometry
+        policy = self._policy()
+        return RunStarted(
+            t=t,
+            model=self.model,
+            hardware=self.hardware,
+            note="",
+            ranks=self.config.ranks,
+            target=self._first_target(),
+            policy=policy.name if policy is not None else "fixed",
+            block_size=self.memory.pages.block_size,
+            page_bytes=geometry.page_bytes,
+            num_pages=geometry.num_pages,
+            slot_pages=geometry.slot_pages,
+        )
+
+    def _policy(self) -> Policy | None:
+        return ThresholdPolicy() if self.config.layout == AUTO else None
+
+    def _first_target(self) -> str:
+        return TP.name if self.config.layout == AUTO else self.config.layout
+
+
+def open_deployment(folder: str | Path, config: EngineConfig, backend: Backend | None = None) -> Deployment:
+    """Checks model, ranks, type, layout and memory against each other; named errors, and nothing is started.
+
+    `backend` replaces the port that `config.backend` names (tests).
+    """
+    if config.layout != AUTO:
+        layout_named(config.layout)
+    checkpoint = open_checkpoint(folder)
+    spec = checkpoint.spec
+    spec.check_ranks(config.ranks)
+    backend = backend or _backend(config.backend)
+    config = _completed(config, backend, spec.max_position)
+    devices = backend.probe()
+    assert config.dtype is not None
+    memory = plan_memory(
+        spec,
+        ranks=config.ranks,
+        dtype=config.dtype,
+        block_size=backend.caps.block_size,
+        kv_pages=_kv_pages(config, backend.caps.block_size),
+        pool_bytes=None if config.pool_mib is None else config.pool_mib << 20,
+    )
+    _check_fits(memory, config.ranks, min(device.memory_bytes for device in devices))
+    topo = Topology(config.ranks, spec.kv_groups(config.ranks))
+    return Deployment(checkpoint, config, backend, devices[0].name, open_text(folder), memory, topo)
+
+
+def _backend(name: str) -> Backend:
+    """The port of that name; an error lists those there are."""
+    from splash.hal.registry import load_backend
+
+    try:
+        return load_backend(name)
+    except ConfigError as error:
+        raise ConfigError(f"{error} (--hw)") from None
+
+
+def _completed(config: EngineConfig, backend: Backend, max_position: int) -> EngineConfig:
+    """The port's type, and limits that fit the model and each other."""
+    caps = backend.caps
+    dtype = config.dtype or caps.dtypes[0]
+    if dtype not in caps.dtypes:
+        raise ConfigError(
+            f"the {backend.name} port computes in {', '.join(caps.dtypes)}, not in {dtype} (--dtype)"
+        )
+    if config.ranks > caps.max_ranks:
+        raise ConfigError(
+            f"the {backend.name} port runs at most {caps.max_ranks} ranks, not {config.ranks} (--ranks)"
+        )
+    scheduler = replace(
+        config.scheduler,
+        max_model_len=min(config.scheduler.max_model_len, max_position),
+        max_chunk=min(config.scheduler.max_chunk, config.scheduler.token_budget),
+    )
+    return replace(config, dtype=dtype, scheduler=scheduler)
+
+
+def _kv_pages(config: EngineConfig, block_size: int) -> int | None:
+    if config.pool_mib is not None or config.kv_pages is not None:
+        return config.kv_pages
+    blocks = -(-config.scheduler.max_model_len // block_size)
+    return DEFAULT_FULL_REQUESTS * blocks + config.scheduler.watermark_pages
+
+
+def _check_fits(memory: MemoryPlan, ranks: int, device_bytes: int) -> None:
+    """CapacityError if the pools alone do not fit; 0 device bytes are not known."""
+    if not device_bytes:
+        return
+    pools, room = ranks * memory.geometry.pool_bytes, int(MAX_MEMORY_SHARE * device_bytes)
+    if pools > room:
+        raise CapacityError(
+            f"{ranks} pools of {memory.geometry.pool_bytes >> 20} MiB take {pools >> 20} MiB, of which"
+            f" {room >> 20} MiB are to be had; lower --kv-pages, --pool-mib or --max-model-len"
+        )
