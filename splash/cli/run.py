@@ -411,7 +411,15 @@ def _open_trace(file: Path | None, options: Options, files: ExitStack) -> TraceW
 # ---- what is shown
 
 
-def _show(console: Console, options: Options, report: RunReport, completions: Sequence[Completion]) -> None:
+def _show(
+    console: Console,
+    options: Options,
+    report: RunReport,
+    completions: Sequence[Completion],
+    *,
+    has_text: bool,
+) -> None:
+    """The texts of the prompts that were given, the tables, and switches that came to nothing."""
     from rich.text import Text
 
     from splash.cli.summary import show_report
