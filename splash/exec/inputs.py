@@ -327,7 +327,7 @@ class InputBuilder:
         seqs: list[SeqRows] = []
         for index in frame.routes.own:
             self._read(seqs, frame, index, starts[index], self._own_group, frame.routes.starts[index])
-        return self._attention.prepare(seqs)
+        return self._attention.prepare(seqs, self._block_size)
 
     def _here_seqs(self, frame: Frame, starts: list[int]) -> object:
         """All heads over all groups' pages, group after group of the rows that attend here."""
@@ -339,7 +339,7 @@ class InputBuilder:
             for index in frame.here:
                 self._read(seqs, frame, index, starts[index], group, row)
                 row += frame.routes.spans[index].count
-        return self._attention.prepare(seqs)
+        return self._attention.prepare(seqs, self._block_size)
 
     def _read(self, seqs: list[SeqRows], frame: Frame, index: int, start: int, group: int, row: int) -> None:
         """Add what this rank reads for one span and group, if anything."""
@@ -398,18 +398,21 @@ class InputBuilder:
                         table.between(group, first, stop, span.present) for group in range(self._topo.groups)
                     ),
                     tokens=tokens,
-                    seqs=self._whole_pages(groups, len(share), start=total, num_keys=total),
+                    seqs=self._whole_pages(groups, len(share), total, start=total, num_keys=total),
                 )
             )
-        own = self._whole_pages(groups, len(share), start=share.start, num_keys=share.stop)
+        own = self._whole_pages(groups, len(share), span.count, start=share.start, num_keys=share.stop)
         return Gather(full, queries, tuple(parts), entries, own)
 
-    def _whole_pages(self, groups: Iterable[int], count: int, *, start: int, num_keys: int) -> object:
+    def _whole_pages(
+        self, groups: Iterable[int], count: int, page_tokens: int, *, start: int, num_keys: int
+    ) -> object:
         """Prepared: `count` queries over the first keys of page g, for each group g."""
         if not count:
             return None
         return self._attention.prepare(
-            [SeqRows(g * count, count, start, torch.tensor([g]), 0, 1, num_keys) for g in groups]
+            [SeqRows(g * count, count, start, torch.tensor([g]), 0, 1, num_keys) for g in groups],
+            page_tokens,
         )
 
 

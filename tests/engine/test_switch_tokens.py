@@ -1,0 +1,201 @@
+"""The invariant of the project: the tokens are transformers' tokens, whatever layout and whatever switch.
+
+Greedy, fp32, prompts with a clear top-1 margin; logits within 1e-4 of transformers', so also of any static layout.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from splash.core.events import RequestFlipped, RequestPreempted
+from splash.layout.layouts import LAYOUTS
+from tests.conftest import TinyMaker
+from tests.engine.served import BLOCK_SIZE, Served
+from tests.property.harness import PAIRS
+from tests.tiny import Reference, clear_reference, reference_logits
+
+NUM_TOKENS = 40
+LENGTHS = (1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 26)
+"""A page less one, a page, a page and one, and several chunks."""
+TOLERANCE = 1e-4
+
+MODELS = [
+    ("deepseek_v3", {}),
+    ("deepseek_v3_no_q_lora", {}),
+    ("glm4_moe_lite", {}),
+    ("llama", {"kv_heads": 2}),
+    ("llama", {"kv_heads": 8}),
+    ("qwen3_moe", {"kv_heads": 4}),
+]
+IDS = [f"{kind}{''.join(f'-kv{n}' for n in options.values())}" for kind, options in MODELS]
+
+
+@pytest.fixture(scope="module")
+def references() -> dict[Path, list[Reference]]:
+    return {}
+
+
+def refs_of(folder: Path, known: dict[Path, list[Reference]]) -> list[Reference]:
+    if folder not in known:
+        known[folder] = [clear_reference(folder, n, NUM_TOKENS, seed=n) for n in LENGTHS]
+    return known[folder]
+
+
+def assert_equal(served: Served, refs: Sequence[Reference], requests: Sequence[int]) -> None:
+    for ref, request in zip(refs, requests, strict=True):
+        assert tuple(served.outputs[request]) == ref.token_ids, f"prompt of {len(ref.prompt)}"
+        seen = torch.stack(served.logits[request])
+        assert (seen - ref.logits).abs().max() < TOLERANCE
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+@pytest.mark.parametrize("layout", sorted(LAYOUTS))
+@pytest.mark.parametrize(("kind", "options"), MODELS, ids=IDS)
+def test_each_layout(
+    kind: str, options: dict[str, int], layout: str, ranks: int, tiny: TinyMaker, references: dict
+) -> None:
+    folder = tiny(kind, **options)
+    refs = refs_of(folder, references)
+    with Served(folder, ranks=ranks, layout=layout) as served:
+        served.step()
+        served.switch(layout)
+        requests = [served.add(ref.prompt, NUM_TOKENS) for ref in refs]
+        served.drain()
+        assert_equal(served, refs, requests)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "ranks", "when"),
+    [
+        (*MODELS[0], 2, "decoding"),
+        (*MODELS[0], 4, "mid-prompt"),
+        (*MODELS[3], 4, "decoding"),
+        (*MODELS[5], 4, "mid-prompt"),
+        (*MODELS[5], 2, "decoding"),
+    ],
+)
+def test_all_twenty_switches(
+    kind: str, options: dict[str, int], ranks: int, when: str, tiny: TinyMaker, references: dict
+) -> None:
+    """One deployment a pair would cost start-ups only: settle in A, serve, switch to B, and back for A -> B -> A."""
+    folder = tiny(kind, **options)
+    refs = refs_of(folder, references)
+    with Served(folder, ranks=ranks, layout="tp") as served:
+        for old, new in PAIRS:
+            served.switch(old)
+            requests = [served.add(ref.prompt, NUM_TOKENS) for ref in refs]
+            served.steps(2 if when == "mid-prompt" else 8)
+            served.scheduler.set_target(new, "test")
+            served.steps(14)
+            served.scheduler.set_target(old, "back")
+            served.drain()
+            assert_equal(served, refs, requests)
+            served.logits.clear()
+        flips = {(e.old, e.new) for e in served.events if isinstance(e, RequestFlipped)}
+        moves = {(a, b) for a, b in PAIRS if {a, b} not in ({"tp", "dp"}, {"tp", "cp"})}
+        assert len(flips & moves) >= 12, "requests really flipped while they ran"
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("kind", "options"), [MODELS[1], MODELS[4]], ids=[IDS[1], IDS[4]])
+def test_fifty_switches_with_arrivals_and_aborts(
+    kind: str, options: dict[str, int], seed: int, tiny: TinyMaker, references: dict
+) -> None:
+    folder = tiny(kind, **options)
+    refs = refs_of(folder, references)
+    draw = random.Random(seed)
+    with Served(folder, ranks=4, layout="tp", kv_pages=90) as served:
+        expected: dict[int, Reference] = {}
+        aborted: set[int] = set()
+        for _ in range(50):
+            served.scheduler.set_target(draw.choice(sorted(LAYOUTS)), "test")
+            if len(served.scheduler.running) + len(served.scheduler.waiting) < 6:
+                ref = draw.choice(refs)
+                expected[served.add(ref.prompt, NUM_TOKENS)] = ref
+            if draw.random() < 0.2 and served.scheduler.running:
+                request = draw.choice(sorted(served.scheduler.running))
+                served.abort(request)
+                aborted.add(request)
+            if draw.random() < 0.2 and served.scheduler.running:
+                request = draw.choice(sorted(served.scheduler.running))
+                served.scheduler.set_goal(request, draw.choice(sorted(LAYOUTS)), draw.randrange(4))
+            served.steps(draw.randint(1, 6))
+        served.drain()
+        for request, ref in expected.items():
+            given = served.outputs[request]
+            if request in aborted:
+                assert served.reasons[request] in ("abort", "length")
+                assert tuple(given) == ref.token_ids[: len(given)]
+            else:
+                assert tuple(given) == ref.token_ids
+        assert any(isinstance(e, RequestFlipped) for e in served.events)
+
+
+@pytest.mark.parametrize(("layout", "kv_pages", "copies"), [("tp", 2, 4), ("dp", 17, 2), ("cp", 17, 2)])
+def test_preemption_changes_no_token(
+    layout: str, kv_pages: int, copies: int, tiny: TinyMaker, references: dict
+) -> None:
+    """More requests than the pool can hold grown (under tp it has a weight slot of 192 pages more)."""
+    folder = tiny("deepseek_v3")
+    refs = refs_of(folder, references) * copies
+    with Served(folder, ranks=2, layout=layout, kv_pages=kv_pages, watermark_pages=0) as served:
+        served.step()
+        served.switch(layout)
+        requests = [served.add(ref.prompt, NUM_TOKENS) for ref in refs]
+        served.drain()
+        for ref, request in zip(refs, requests, strict=True):
+            assert tuple(served.outputs[request]) == ref.token_ids
+        assert any(isinstance(e, RequestPreempted) for e in served.events)
+
+
+def test_seeded_sampling_depends_on_seed_and_position_only(tiny: TinyMaker) -> None:
+    """Alone, with mates, preempted and switched: the same tokens; another seed: others (CASES 44)."""
+    folder = tiny("deepseek_v3")
+    prompt = tuple(range(5, 20))
+    preempted: list[RequestPreempted] = []
+    sampling = {"temperature": 0.9, "top_k": 50, "top_p": 0.95, "min_p": 0.01}
+
+    def run(
+        *, mates: bool, switches: Sequence[str] = (), layout: str = "tp", kv_pages: int = 200, seed: int = 7
+    ) -> list[int]:
+        with Served(folder, ranks=2, layout=layout, kv_pages=kv_pages, watermark_pages=0) as served:
+            if layout != "tp":
+                served.switch(layout)
+            if mates:
+                served.add(prompt[:4], 30, temperature=1.0)
+                served.add(prompt[:9], 30)
+            request = served.add(prompt, 30, seed=seed, **sampling)
+            for layout in switches:
+                served.steps(5)
+                served.scheduler.set_target(layout, "test")
+            served.drain()
+            preempted.extend(e for e in served.events if isinstance(e, RequestPreempted))
+            return served.outputs[request]
+
+    alone = run(mates=False)
+    assert run(mates=True) == alone
+    assert run(mates=True, switches=("dp", "dcp", "cp", "dop")) == alone
+    assert not preempted
+    assert run(mates=True, layout="dp", kv_pages=14) == alone
+    assert preempted
+    assert run(mates=False, seed=8) != alone
+
+
+def test_bfloat16_serves_in_every_layout(tiny: TinyMaker) -> None:
+    """bf16 promises no equality: logits are near fp32's where no expert is chosen by a hair (no MoE here)."""
+    folder = tiny("deepseek_v3", first_k_dense_replace=3)
+    prompt = tuple(range(3, 23))
+    exact = reference_logits(folder, prompt)[-1]
+    with Served(folder, ranks=2, layout="tp", dtype="bfloat16") as served:
+        for layout in ("dp", "cp", "dop", "dcp", "tp"):
+            served.switch(layout)
+            request = served.add(prompt, 8)
+            served.drain()
+            assert len(served.outputs[request]) == 8
+            first = served.logits[request][0]
+            assert torch.nn.functional.cosine_similarity(first, exact, dim=0) > 0.997
