@@ -7,7 +7,7 @@ and every rank samples on its own, so what comes out is what the worker computes
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from splash_cpu.attention import CpuAttention
 from splash.core.params import SamplingParams
 from splash.exec.worker import Worker, WorkerArgs, load
 from splash.hal.inproc import InProcessBackend, ThreadCommunicator, run_ranks
-from splash.kv.slots import MemoryPlan, plan_memory
+from splash.kv.slots import plan_memory
 from splash.layout.diff import difference
 from splash.layout.holders import Topology, holders
 from splash.layout.layouts import LAYOUTS, Assignment
@@ -40,6 +40,7 @@ from splash.sched.step import (
     StepResult,
 )
 from splash.spec.model import ModelSpec
+from tests.tiny import reference_logits
 
 GREEDY = SamplingParams(max_tokens=1000)
 
@@ -177,11 +178,11 @@ class Script:
             ]
             for b in range(num_blocks)
         ]
-        for block, group, src, dst in difference(present, to, self.topo).copies:
-            source = r.copies[block, group, src]
-            page = self._grant(r, block, group, dst)
-            stop = min(self.block_size, r.computed - block * self.block_size)
-            self.delta["copies"].append(PageCopy(self._copy_id(), src, source, dst, page, 0, stop))
+        for copy in difference(present, to, self.topo).copies:
+            source = r.copies[copy.block, copy.group, copy.src]
+            page = self._grant(r, copy.block, copy.group, copy.dst)
+            stop = min(self.block_size, r.computed - copy.block * self.block_size)
+            self.delta["copies"].append(PageCopy(self._copy_id(), copy.src, source, copy.dst, page, 0, stop))
         self.delta["stages"].append(Stage(request, to))
 
     def flip(self, request: int, to: Assignment | None = None) -> None:
@@ -400,9 +401,19 @@ def _stacked(seen: dict[int, list[torch.Tensor]]) -> dict[int, torch.Tensor]:
     return {request: torch.stack(rows) for request, rows in seen.items()}
 
 
+def assert_as_reference(folder: Path, prompts: Mapping[int, Sequence[int]], outcome: Outcome) -> None:
+    """Logits within 1e-4 of transformers', teacher-forced on our tokens, and its tokens where they are clear."""
+    for request, prompt in prompts.items():
+        tokens, logits = outcome.tokens[request], outcome.logits[request]
+        assert len(tokens) == len(logits)
+        wanted = reference_logits(folder, [*prompt, *tokens])[len(prompt) - 1 : -1]
+        error = float((logits - wanted).abs().max())
+        assert error <= 1e-4, f"request {request}: logits differ by {error:.1e}"
+        best = wanted.topk(2).values
+        for token, row, gap in zip(tokens, wanted, (best[:, 0] - best[:, 1]).tolist(), strict=True):
+            assert token == int(row.argmax()) or gap < 2e-4
+
+
 def spec_of(folder: Path) -> ModelSpec:
     with open_checkpoint(folder) as checkpoint:
         return checkpoint.spec
-
-
-__all__ = ["GREEDY", "MemoryPlan", "Outcome", "Script", "at", "run", "spec_of"]
