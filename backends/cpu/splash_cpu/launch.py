@@ -19,7 +19,7 @@ from typing import Any
 from splash.core.env import with_variables
 from splash.core.errors import RankFailure, SplashError
 from splash_cpu.leftovers import Leftovers
-from splash_cpu.output import Output
+from splash_cpu.output import Output, in_words
 from splash_cpu.probe import mpiexec
 from splash_cpu.processes import Watched, descendants
 from splash_cpu.wire import READ_BYTES, Kind, Reader, frame, peer_uid
@@ -45,7 +45,8 @@ class MpiRankJob:
         self._launcher_ended = False
         self._over = False
         self._leftovers = Leftovers()
-        self._watched = Watched()
+        self._ranks = Watched()
+        self._launchers = Watched()
         self._selector = selectors.DefaultSelector()
         self._listener, address = _listen(size)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -97,10 +98,9 @@ class MpiRankJob:
         for link in self._links:
             if link is not None:
                 self._write(link, closing)
-        deadline = monotonic() + CLOSE_TIMEOUT_S
         try:
-            while all(self._links) and not self._launcher_ended and (left := deadline - monotonic()) > 0:
-                self._pump(left)
+            if all(self._links):  # else some do not listen yet
+                self._await_launcher(CLOSE_TIMEOUT_S)
         finally:
             self._end()
 
@@ -124,30 +124,38 @@ class MpiRankJob:
 
     def _verdict(self) -> str:
         """Which rank died and how, with the launcher's help."""
-        deadline = monotonic() + VERDICT_TIMEOUT_S
+        self._await_launcher(VERDICT_TIMEOUT_S / 4)
+        self._ranks.kill()  # it may be waiting for the other ranks
+        self._await_launcher(VERDICT_TIMEOUT_S)
+        self._output.read()
+        failed = {rank: status for rank, status in enumerate(self._output.statuses) if status}
+        first = next((rank for rank in [*self._ended_ranks, *failed] if rank in failed), None)
+        if first is not None:
+            text = f"rank {first} {in_words(failed[first])}"
+        elif self._ended_ranks:
+            text = f"rank {self._ended_ranks[0]} ended unexpectedly"
+        else:
+            text = f"the ranks did not start: mpiexec ended with code {self._launcher.poll()}"
+        return text + self._output.quoted()
+
+    def _await_launcher(self, timeout_s: float) -> None:
+        deadline = monotonic() + timeout_s
         while not self._launcher_ended and (left := deadline - monotonic()) > 0:
             self._pump(left)
-        self._output.read()
-        ranks = {link.pid: rank for rank, link in enumerate(self._links) if link is not None}
-        pid, how = self._output.verdict()
-        if pid in ranks:
-            return f"rank {ranks[pid]} (process {pid}) {how}{self._output.quoted()}"
-        if self._ended_ranks:
-            return f"rank {self._ended_ranks[0]} ended unexpectedly{self._output.quoted()}"
-        what = f"process {pid} {how}" if pid else f"mpiexec ended with code {self._launcher.poll()}"
-        return f"the ranks did not start: {what}{self._output.quoted()}"
 
     def _end(self) -> None:
         """Whatever is left of the job goes: processes, names, descriptors."""
         self._over = True
         for pid in [self._launcher.pid, *descendants(self._launcher.pid)]:
-            self._watched.add(pid)
-        self._watched.kill()
+            self._launchers.add(pid)
+        self._ranks.kill()
+        self._launchers.kill()
         self._launcher.wait()
-        alive = self._watched.wait(KILL_TIMEOUT_S)
+        alive = self._ranks.wait(KILL_TIMEOUT_S) + self._launchers.wait(KILL_TIMEOUT_S)
         if not all(self._links):
             self._leftovers.remove()
-        self._watched.close()
+        self._ranks.close()
+        self._launchers.close()
         self._selector.close()
         os.close(self._launcher_handle)
         self._output.close()
@@ -196,8 +204,8 @@ class MpiRankJob:
             self._inboxes[link.rank].append(message)
         elif kind is Kind.HELLO:
             link.rank, link.pid, parent = message
-            self._watched.add(link.pid)
-            self._watched.add(parent)
+            self._ranks.add(link.pid)
+            self._launchers.add(parent)
             self._links[link.rank] = link
             self._write(link, bytes(self._unsent[link.rank]))
         elif kind is Kind.ERROR:
@@ -266,7 +274,8 @@ def _start(size: int, address: str, threads: int) -> subprocess.Popen[bytes]:
         UCX_TLS="sm,self",  # one machine: no listening on networks
         UCX_HANDLE_ERRORS="none",  # a crash shows as what it is
     )
-    launcher = [mpiexec(), "-launcher", "fork", "-localhost", "localhost", "-prepend-rank", "-n", str(size)]
+    launcher = [mpiexec(), "-launcher", "fork", "-localhost", "localhost", "-n", str(size)]
+    launcher += ["-prepend-rank", "-print-all-exitcodes"]
     rank = [sys.executable, "-X", "faulthandler", "-m", "splash_cpu.rank", address]
     return subprocess.Popen(
         launcher + rank,

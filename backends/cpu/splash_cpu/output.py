@@ -13,9 +13,8 @@ KEPT_LINE_CHARS = 500
 LAUNCHERS_OWN = re.compile(
     r"^(=|YOUR APPLICATION TERMINATED|This typically refers to|Please see the FAQ|\[(proxy|mpiexec)\b)"
 )
-WHO = re.compile(r"PID (\d+) RUNNING AT")
-CODE = re.compile(r"EXIT CODE: (\d+)")
-SIGNAL = re.compile(r"EXIT STRING: .*\(signal (\d+)\)")
+EXIT_CODES = re.compile(r"Exit codes: \[.*\] ([\d,]+)$")
+"""Wait statuses in rank order, as `mpiexec -print-all-exitcodes` prints them."""
 
 
 class Output:
@@ -27,9 +26,8 @@ class Output:
         os.set_blocking(pipe.fileno(), False)
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._rest = b""
-        self._pid: int | None = None
-        self._code: int | None = None
-        self._signal: int | None = None
+        self.statuses: list[int] = []
+        """How each rank ended, in rank order; 0 also for those that the launcher ended itself."""
 
     def fileno(self) -> int:
         return self._pipe.fileno()
@@ -46,14 +44,6 @@ class Output:
             return True
         return False
 
-    def verdict(self) -> tuple[int | None, str]:
-        """The process that ended first, if the launcher has said so, and how."""
-        if self._signal == signal.SIGKILL:
-            return self._pid, "was killed by SIGKILL (by somebody, or by the kernel when memory ran out)"
-        if self._signal is not None:
-            return self._pid, f"was killed by {signal.Signals(self._signal).name}"
-        return self._pid, f"ended with exit code {self._code}"
-
     def quoted(self) -> str:
         """The last lines, to be put behind an error message; empty if there are none."""
         lines = [f"\n  {line}" for line in self._lines if line]
@@ -63,11 +53,16 @@ class Output:
         self._pipe.close()
 
     def _keep(self, line: str) -> None:
-        if self._pid is None and (found := WHO.search(line)):
-            self._pid = int(found[1])
-        elif self._code is None and (found := CODE.search(line)):
-            self._code = int(found[1])
-        elif self._signal is None and (found := SIGNAL.search(line)):
-            self._signal = int(found[1])
+        if found := EXIT_CODES.search(line):
+            self.statuses = [int(status) for status in found[1].split(",")]
         if not LAUNCHERS_OWN.match(line):
             self._lines.append(line)
+
+
+def in_words(status: int) -> str:
+    """A wait status for people."""
+    if not os.WIFSIGNALED(status):
+        return f"ended with exit code {os.waitstatus_to_exitcode(status)}"
+    number = os.WTERMSIG(status)
+    who = " (by somebody, or by the kernel when memory ran out)" if number == signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(number).name}{who}"
