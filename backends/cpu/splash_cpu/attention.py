@@ -118,8 +118,11 @@ class CpuAttention:
 
     def merge(self, outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         total = lses.logsumexp(0)
-        weights = (lses - total.clamp(min=torch.finfo(torch.float32).min)).exp_()
-        return (outs * weights.unsqueeze(-1)).sum(0).to(outs.dtype), total
+        weights = (lses - total.clamp(min=torch.finfo(torch.float32).min)).exp_().unsqueeze(-1)
+        out = outs[0] * weights[0]
+        for part, weight in zip(outs[1:], weights[1:], strict=True):
+            out.addcmul_(part.float(), weight)
+        return out.to(outs.dtype), total
 
 
 def _parts(seq: SeqRows, block_size: int) -> Iterator[SeqRows]:

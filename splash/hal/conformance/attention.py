@@ -36,6 +36,15 @@ def decode_rows(context: RankContext) -> None:
         _compare(context, heads, [Rows(4 * size + 1)] * 5)
 
 
+def long_contexts(context: RankContext) -> None:
+    """Thousands of keys, whole and striped, beside short ones."""
+    size = context.backend.caps.block_size
+    for heads in (TINY_MLA, GQA):
+        rows = [Rows(12_000), Rows(5), Rows(2048), Rows(4095, 1, 1, 2), Rows(4096, 1, 0, 2), Rows(2100, 2)]
+        _compare(context, heads, rows, dtypes=context.backend.caps.dtypes[:1])
+        _compare(context, heads, [Rows(3 * 1024 + size)])
+
+
 def prompt_chunks(context: RankContext) -> None:
     """Several rows a sequence: from the beginning, from the middle of a page, together with decodes."""
     size = context.backend.caps.block_size
@@ -166,7 +175,7 @@ def pages_past_two_gib(context: RankContext) -> None:
 
 
 def merges(context: RankContext) -> None:
-    """Any number of parts, empty ones among them; only empty ones give 0 and -inf; empty parts may hold NaN."""
+    """Any number of parts, empty ones among them; only empty ones give 0 and -inf."""
     attention, reference = context.backend.attention(), ReferenceAttention()
     generator = torch.Generator().manual_seed(3)
     for name in context.backend.caps.dtypes:
@@ -256,6 +265,7 @@ def _stripe(seq: SeqRows, first: int, step: int, block_size: int) -> SeqRows:
 
 CHECKS: tuple[Check, ...] = (
     decode_rows,
+    long_contexts,
     prompt_chunks,
     stripes,
     nothing_to_do,
