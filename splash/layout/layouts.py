@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 
 from splash.core.errors import ConfigError
 
@@ -28,14 +30,19 @@ class Projection(Enum):
     """The holder computes all heads; all shards must be resident there."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Layout:
+    """One of the five below: they are compared by identity and pickled by name."""
+
     name: str
     placement: Placement
     projection: Projection
 
     def __str__(self) -> str:
         return self.name
+
+    def __reduce__(self) -> tuple[Callable[[str], Layout], tuple[str]]:
+        return layout_named, (self.name,)
 
 
 TP = Layout("tp", Placement.BY_HEAD, Projection.SHARDED)
@@ -73,3 +80,12 @@ class Assignment:
 
     def __str__(self) -> str:
         return self.layout.name if self.layout is TP else f"{self.layout.name}@{self.home}"
+
+    def __reduce__(self) -> tuple[Callable[[Layout, int], Assignment], tuple[Layout, int]]:
+        return assigned, (self.layout, self.home)
+
+
+@cache
+def assigned(layout: Layout, home: int) -> Assignment:
+    """The one object for these values: plans name few assignments many times, and pickle each object once."""
+    return Assignment(layout, home)

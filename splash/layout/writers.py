@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from splash.layout.layouts import Assignment, Layout, CP, DP
+from splash.layout.layouts import CP, DP, Assignment, Layout
 from splash.layout.rows import Method
 
 
-def writers(at: Assignment, method: Method, head: int, offset: int, count: int, *, ranks: int, num_heads: int) -> int:
+def writers(
+    at: Assignment, method: Method, head: int, offset: int, count: int, *, ranks: int, num_heads: int
+) -> int:
     """The one rank that writes (row, head) into the zeroed [N, d] that the all-reduce closes.
 
     `offset` of `count` is the row's place within its span (it matters for the gathered form of cp,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from splash.kv.blocks import KVStore
 from splash.layout.capacity import PoolRoom, request_tokens
-from splash.layout.layouts import Assignment, Layout, Placement
+from splash.layout.layouts import Assignment, Layout, Placement, assigned
 from splash.sched.record import Record
 
 
@@ -21,11 +21,11 @@ def choose_homes(records: Sequence[Record], layout: Layout, store: KVStore) -> d
         if home is None:
             homeless.append(record)
         else:
-            goals[record.id] = Assignment(layout, home)
+            goals[record.id] = assigned(layout, home)
             load[home] += max(1, record.computed)
     for record in sorted(homeless, key=lambda r: -r.computed):
         home = load.index(min(load))
-        goals[record.id] = Assignment(layout, home)
+        goals[record.id] = assigned(layout, home)
         load[home] += max(1, record.computed)
     return goals
 

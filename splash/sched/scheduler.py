@@ -28,7 +28,7 @@ from splash.kv.pool import PageState
 from splash.kv.slots import MemoryPlan
 from splash.layout.capacity import request_tokens
 from splash.layout.holders import Topology
-from splash.layout.layouts import Assignment, layout_named
+from splash.layout.layouts import Assignment, assigned, layout_named
 from splash.layout.rows import section_key_of
 from splash.sched.batch import RowBytes, chunk_method, share_budget
 from splash.sched.draft import PlanDraft
@@ -152,7 +152,7 @@ class Scheduler:
         stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         record = Record(
             request,
-            goal=Assignment(self.transitions.target),
+            goal=assigned(self.transitions.target, 0),
             seed=params.seed if params.seed is not None else _derived_seed(self._seed, request.id),
             stops=stops,
             max_model_len=self._config.max_model_len,
@@ -181,7 +181,7 @@ class Scheduler:
     def set_goal(self, request_id: int, layout_name: str, home: int) -> None:
         """Move one running request on its own, e.g. to another owner or into a layout of its own."""
         record = self.running[request_id]
-        goal = Assignment(layout_named(layout_name), home)
+        goal = assigned(layout_named(layout_name), home)
         self.transitions.set_goal(record, goal, "a goal of its own", self._index)
 
     def rebalance(self) -> int:
@@ -342,7 +342,7 @@ class Scheduler:
         while (record := self.waiting.peek()) is not None and len(self.running) < self._config.max_running:
             target = self.transitions.target
             home = home_for_new(self.running.values(), target, self.store)
-            goal = Assignment(target, home)
+            goal = assigned(target, home)
             if promised is None:
                 promised = self._promised()
             need = self.store.missing((), goal, 0, self.store.num_blocks(len(record.tokens)))

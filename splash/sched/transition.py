@@ -23,7 +23,7 @@ from splash.core.events import (
     TargetRefused,
 )
 from splash.kv.blocks import KVStore
-from splash.layout.layouts import Assignment, Layout, Projection, with_projection
+from splash.layout.layouts import Assignment, Layout, Projection, assigned, with_projection
 from splash.layout.residency import full_ranks
 from splash.sched.copies import CopyLedger
 from splash.sched.draft import PlanDraft
@@ -128,13 +128,13 @@ class Transitions:
         moves = balanced_homes(owned, self._store)
         for record_id, home in moves.items():
             record = self._running[record_id]
-            self.set_goal(record, Assignment(record.goal.layout, home), "rebalancing", step)
+            self.set_goal(record, assigned(record.goal.layout, home), "rebalancing", step)
         return len(moves)
 
     def admit_as(self, goal: Assignment) -> Assignment:
         """What a request with this goal can be at once: full only where the shards are resident."""
         self._full_users = None
-        return Assignment(self._projected(goal.layout, goal), goal.home)
+        return assigned(self._projected(goal.layout, goal), goal.home)
 
     # ---- the batch boundary
 
@@ -263,7 +263,7 @@ class Transitions:
         for record in [r for r in self._moving.values() if r.staging is not None and r.staging.ready]:
             staging = record.staging
             assert staging is not None
-            at = Assignment(self._projected(record.goal.layout, staging.next), staging.next.home)
+            at = assigned(self._projected(record.goal.layout, staging.next), staging.next.home)
             self._flip(draft, record, at, draft.index - staging.started_step + 1, staging.group.num_bytes)
             record.staging = None
             record.next = None
@@ -280,7 +280,7 @@ class Transitions:
         for record in self._running.values():
             wanted = self._projected(record.goal.layout, record.present)
             if wanted is not record.present.layout:
-                self._flip(draft, record, Assignment(wanted, record.present.home), 0, 0)
+                self._flip(draft, record, assigned(wanted, record.present.home), 0, 0)
                 if record.next is not None:
                     draft.stages.append(Stage(record.id, record.next))
                 flips += 1
@@ -365,7 +365,7 @@ class Transitions:
         next_layout = with_projection(record.goal.layout, Projection.SHARDED)
         lacking = begin_staging(
             record,
-            Assignment(next_layout, record.goal.home),
+            assigned(next_layout, record.goal.home),
             store=self._store,
             ledger=self.ledger,
             token_bytes=self._token_bytes,
@@ -489,7 +489,7 @@ class Transitions:
     def _projected(self, wanted: Layout, at: Assignment) -> Layout:
         """The layout at `at`'s place with the projection of `wanted`, if the shards it needs are resident."""
         if wanted.projection is Projection.FULL:
-            full = Assignment(with_projection(at.layout, Projection.FULL), at.home) if _owned(at) else None
+            full = assigned(with_projection(at.layout, Projection.FULL), at.home) if _owned(at) else None
             if full is not None and all(
                 self.residencies[r].phase is Phase.FULL for r in full_ranks(full, self._store.topo.ranks)
             ):
