@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from splash.engine.report import RunReport
 
@@ -22,7 +24,7 @@ def show_report(console: Console, report: RunReport) -> None:
         console.print(_switch_table(data["switches"], data["refused"]))
     cost = data["switch_cost"]
     if cost["flips"]:
-        console.print(_cost_line(cost), highlight=False)
+        console.print(_cost_lines(cost), highlight=False)
 
 
 def seconds(value: float | None) -> str:
@@ -45,7 +47,7 @@ def size(num_bytes: float) -> str:
 
 
 def _summary_table(summary: dict[str, Any]) -> Table:
-    table = Table(title="Run", title_justify="left", show_header=False)
+    table = Table(title="Run", title_justify="left", show_header=False, box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column(style="bold")
     table.add_column()
     reasons = ", ".join(f"{count} {reason}" for reason, count in summary["finish_reasons"].items())
@@ -71,38 +73,39 @@ def _percentiles(values: dict[str, float | None]) -> str:
 
 
 _COLUMNS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
-    ("at step", lambda s: str(s["step"] - s["steps"])),
+    ("step", lambda s: str(s["step"] - s["steps"])),
     ("switch", lambda s: f"{s['from']} → {s['to']}"),
-    ("reason", lambda s: s["reason"]),
-    ("outcome", lambda s: s["outcome"]),
     ("requests", lambda s: str(s["requests"])),
-    ("bytes moved", lambda s: size(s["bytes_received"])),
+    ("moved", lambda s: size(s["bytes_received"])),
     ("steps", lambda s: str(s["steps"])),
     ("time", lambda s: seconds(s["seconds"])),
-    ("boundary ≤", lambda s: seconds(s["max_boundary_s"])),
+    ("stall", lambda s: seconds(s["max_boundary_s"])),
+    ("reason", lambda s: s["reason"] if s["outcome"] == "done" else f"{s['outcome']}: {s['reason']}"),
 )
 
 
 def _switch_table(switches: list[dict[str, Any]], refused: list[dict[str, Any]]) -> Table:
-    table = Table(title="Switches", title_justify="left")
+    """`steps` and `time` it took, `stall`: the longest batch boundary meanwhile."""
+    table = Table(
+        title="Switches", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
     for name, _ in _COLUMNS:
-        right = name in ("at step", "requests", "bytes moved", "steps", "time", "boundary ≤")
-        table.add_column(name, justify="right" if right else "left", overflow="fold")
+        is_text = name in ("switch", "reason")
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=name != "reason")
     for switch in switches:
-        table.add_row(*(show(switch) for _, show in _COLUMNS))
+        table.add_row(*(Text(show(switch)) for _, show in _COLUMNS))
     for refusal in refused:
-        blanks = [""] * (len(_COLUMNS) - 4)
-        table.add_row(str(refusal["step"]), f"→ {refusal['target']}", refusal["reason"], "refused", *blanks)
+        reason = Text(f"refused: {refusal['reason']}", style="red")
+        table.add_row(str(refusal["step"]), f"→ {refusal['target']}", *[""] * (len(_COLUMNS) - 3), reason)
     return table
 
 
-def _cost_line(cost: dict[str, Any]) -> str:
+def _cost_lines(cost: dict[str, Any]) -> str:
     excess, share = cost["excess_s"], cost["excess_share"]
-    against = (
-        "" if excess is None else f": {seconds(excess)} more at the median, {share:.2%} of a decode step"
-    )
-    return (
-        f"{cost['flips']} boundaries with flips: p50 {seconds(cost['flip_s']['p50'])},"
-        f" p95 {seconds(cost['flip_s']['p95'])}; without: p50 {seconds(cost['null_s']['p50'])},"
-        f" p95 {seconds(cost['null_s']['p95'])}{against}"
-    )
+    lines = [
+        f"{cost['flips']} boundaries with flips: {_percentiles(cost['flip_s'])}",
+        f"{cost['nulls']} boundaries without: {_percentiles(cost['null_s'])}",
+    ]
+    if excess is not None:
+        lines.append(f"a flip costs {seconds(excess)} at the median, {share:.2%} of a decode step")
+    return "\n".join(lines)

@@ -74,10 +74,17 @@ class _Entry(NamedTuple):
 
 
 class Inbox:
-    """Commands on their way to the loop, from any thread, due at once or later."""
+    """Commands on their way to the loop, from any thread, due at once or later.
+
+    Submits have a count of steps of their own: when the loop is idle no step passes, so the step of the next
+    submit counts as come, and those after it follow at the same distance.
+    """
 
     def __init__(self) -> None:
-        self._entries: list[_Entry] = []
+        self._submits: list[_Entry] = []
+        self._others: list[_Entry] = []
+        self._ahead = 0
+        """How far the submits' count of steps is ahead."""
         self._numbers = count()
         self._changed = threading.Condition()
         self._finishing = False
@@ -85,7 +92,8 @@ class Inbox:
 
     def put(self, command: Command, when: When = NOW) -> None:
         with self._changed:
-            heapq.heappush(self._entries, _Entry(when.step, when.time_s, next(self._numbers), command))
+            entries = self._submits if isinstance(command, Submit) else self._others
+            heapq.heappush(entries, _Entry(when.step, when.time_s, next(self._numbers), command))
             self._changed.notify()
 
     def finish(self) -> None:
@@ -108,36 +116,27 @@ class Inbox:
     def finished(self) -> bool:
         """Nothing more will come, and no submit is left."""
         with self._changed:
-            return self._finishing and not any(isinstance(e.command, Submit) for e in self._entries)
+            return self._finishing and not self._submits
 
     def due(self, step: int, now_s: float, *, idle: bool) -> list[Command]:
-        """Takes what is due at the boundary before `step`, in order of step, time and coming.
-
-        When idle no step passes: if nothing is due, the step of the next submit counts as come.
-        """
-        if not self._entries:
+        """Takes what is due at the boundary before `step`: submits, in order of step, time and coming, then others."""
+        if not self._submits and not self._others:
             return []
         with self._changed:
-            found = self._take(step, now_s)
-            if idle and not found:
-                found = self._take(self._reached(step), now_s)
-        return [entry.command for entry in found]
-
-    def _take(self, step: int, now_s: float) -> list[_Entry]:
-        found: list[_Entry] = []
-        kept: list[_Entry] = []
-        while self._entries and self._entries[0].step <= step:
-            entry = heapq.heappop(self._entries)
-            (found if entry.time_s <= now_s else kept).append(entry)
-        for entry in kept:
-            heapq.heappush(self._entries, entry)
-        return found
+            found = _take(self._submits, step + self._ahead, now_s)
+            others = _take(self._others, step, now_s)
+            if idle and not found and not others and self._submits:
+                next_step = max(step + self._ahead, self._submits[0].step)
+                found = _take(self._submits, next_step, now_s)
+                self._ahead = next_step - step if found else self._ahead
+        return [entry.command for entry in (*found, *others)]
 
     def wait(self, step: int, now_s: float) -> None:
         """Block an idle loop until something is due, or may be."""
         with self._changed:
-            reached = self._reached(step)
-            times = [entry.time_s for entry in self._entries if entry.step <= reached]
+            reached = max(step + self._ahead, self._submits[0].step) if self._submits else 0
+            times = [entry.time_s for entry in self._submits if entry.step <= reached]
+            times += [entry.time_s for entry in self._others if entry.step <= step]
             delay = min(times) - now_s if times else None
             if not self._closed and (delay > 0 if delay is not None else not self._finishing):
                 self._changed.wait(delay)
@@ -145,22 +144,31 @@ class Inbox:
     def withdraw(self, request_id: int) -> bool:
         """Takes back a submit that is not due yet."""
         with self._changed:
-            for entry in self._entries:
+            for entry in self._submits:
                 if isinstance(entry.command, Submit) and entry.command.request.id == request_id:
-                    self._entries.remove(entry)
-                    heapq.heapify(self._entries)
+                    self._submits.remove(entry)
+                    heapq.heapify(self._submits)
                     return True
         return False
 
     def drop(self) -> list[Command]:
         """Takes everything that is left, due or not."""
         with self._changed:
-            left, self._entries = sorted(self._entries), []
+            left = sorted(self._submits) + sorted(self._others)
+            self._submits, self._others = [], []
         return [entry.command for entry in left]
 
-    def _reached(self, step: int) -> int:
-        submits = [entry.step for entry in self._entries if isinstance(entry.command, Submit)]
-        return max(step, min(submits, default=0))
+
+def _take(entries: list[_Entry], step: int, now_s: float) -> list[_Entry]:
+    """Removes from the heap and gives what is due by step and time, in order."""
+    found: list[_Entry] = []
+    kept: list[_Entry] = []
+    while entries and entries[0].step <= step:
+        entry = heapq.heappop(entries)
+        (found if entry.time_s <= now_s else kept).append(entry)
+    for entry in kept:
+        heapq.heappush(entries, entry)
+    return found
 
 
 class Outbox(Protocol):

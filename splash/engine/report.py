@@ -133,6 +133,7 @@ def switch_cost(steps: Sequence[StepDone]) -> dict[str, Any]:
     step_s = percentile(decode, 50)
     return {
         "flips": len(flips),
+        "nulls": len(null),
         "step_s_p50": step_s,
         "flip_s": spread(flips),
         "null_s": spread(null),

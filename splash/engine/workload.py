@@ -78,16 +78,15 @@ def _steady(rng: random.Random) -> list[Item]:
 
 
 def _default(rng: random.Random) -> list[Item]:
-    """A burst of many short requests that drains to a few long ones, then a long prompt; twice.
+    """A burst of many short requests that drains to a few long ones, then long prompts, one after the other; twice.
 
     Arrivals are by step, so the same layouts are visited on a slow machine as on a fast one.
     """
     items: list[Item] = []
-    for wave in range(2):
-        start = 1800 * wave
+    for start in (0, 2000):
         items += [_item(opening(rng), _drain_length(rng), step=start + i // 4) for i in range(56)]
-        items += [_item(opening(rng), rng.randint(900, 1100), step=start + 14) for _ in range(3)]
-        items.append(_item(scene(rng, 9000), 160, step=start + 1150))
+        items += [_item(opening(rng), rng.randint(1400, 1600), step=start + 14) for _ in range(2)]
+        items += [_item(scene(rng, 12000), rng.randint(8, 16), step=start + 1000 + 8 * i) for i in range(6)]
     return items
 
 
@@ -97,7 +96,7 @@ def _item(prompt: str, max_tokens: int, *, step: int = 0) -> Item:
 
 def _drain_length(rng: random.Random) -> int:
     """Mostly short, with a tail: the load falls by and by."""
-    return min(400, 40 + int(rng.expovariate(1 / 70)))
+    return min(600, 60 + int(rng.expovariate(1 / 120)))
 
 
 WORKLOADS: dict[str, Callable[[random.Random], list[Item]]] = {

@@ -107,17 +107,22 @@ def test_commands_wait_for_their_step() -> None:
     assert first.ttft_s == pytest.approx(0.011)
 
 
-def test_a_step_that_never_comes_counts_as_come() -> None:
-    """Red when an idle loop waits for ever for a step, or skips what was due before it."""
+def test_submits_do_not_wait_for_steps_that_never_come() -> None:
+    """Red when an idle loop waits for ever for a step, or what follows the next submit loses its distance to it."""
     kit = Kit()
     kit.inbox.put(Submit(request(0, 5, 2)))
-    kit.inbox.put(Retarget("dop", "asked for"), When(step=50))
-    kit.inbox.put(Submit(request(1, 5, 2)), When(step=100))
+    for number in range(1, 4):
+        kit.inbox.put(Submit(request(number, 5, 30)), When(step=99 + number))
+    kit.inbox.put(Retarget("dop", "asked for"), When(step=10))
     kit.inbox.put(Retarget("dcp", "asked for"), When(step=150))
     kit.inbox.finish()
     assert kit.loop.run()
-    assert kit.outbox.reasons() == {0: "length", 1: "length"}
-    assert [e.new for e in kit.events if isinstance(e, TargetChanged)] == ["dop"]
+    assert set(kit.outbox.reasons().values()) == {"length"}
+    admitted = {admit.request: plan.index for plan, _ in kit.outbox.steps for admit in plan.admits}
+    first = admitted[1]
+    assert first < 8
+    assert admitted == {0: 0, 1: first, 2: first + 1, 3: first + 2}
+    assert [(e.step, e.new) for e in kit.events if isinstance(e, TargetChanged)] == [(10, "dop")]
 
 
 def test_an_idle_loop_waits_for_the_time() -> None:
