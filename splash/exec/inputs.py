@@ -349,7 +349,7 @@ class InputBuilder:
         local = frame.sequences[index].table.local(group, num_blocks, span.present)
         if local is None:
             return
-        num_keys = len(local.pages) * self._block_size
+        num_keys = local.num_pages * self._block_size
         if local.holds_last:
             num_keys -= num_blocks * self._block_size - end
         seqs.append(
@@ -417,7 +417,10 @@ class InputBuilder:
 
 
 def _select(rope: RopeRows, rows: Index, num_rows: int) -> RopeRows:
-    return rope if isinstance(rows, slice) and rows == slice(0, num_rows) else rope.select(rows)
+    """The rotations of `rows`; none are looked up for no rows."""
+    if isinstance(rows, slice) and rows in (slice(0, num_rows), slice(0, 0)):
+        return rope
+    return rope.select(rows)
 
 
 def _index(rows: list[int]) -> Index:

@@ -51,7 +51,8 @@ class LocalPages(NamedTuple):
     """The pages of one KV group that a rank reads for a request, in order of their blocks."""
 
     pages: torch.Tensor
-    """int64 [n]"""
+    """int64 [num_pages]"""
+    num_pages: int
     first_block: int
     block_step: int
     holds_last: bool
@@ -105,7 +106,9 @@ class PageTable:
         if not blocks:
             return None
         pages = self._pages[group, blocks.start : blocks.stop : blocks.step].copy()
-        found = LocalPages(torch.from_numpy(pages), blocks.start, blocks.step, blocks[-1] == num_blocks - 1)
+        found = LocalPages(
+            torch.from_numpy(pages), len(pages), blocks.start, blocks.step, blocks[-1] == num_blocks - 1
+        )
         self._local[group] = key, found
         return found
 

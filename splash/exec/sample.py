@@ -92,7 +92,7 @@ class Sampler:
         for i, want in enumerate(wants):
             best = everyone[winner[i], i, 0]
             others = np.delete(everyone[:, i, 0], winner[i])
-            second = max(everyone[winner[i], i, 2], *others)
+            second = max([everyone[winner[i], i, 2], *others])
             gaps.append(float(best - (second if want.forced is None else everyone[:, i, 3].max())))
         return gaps
 
@@ -111,7 +111,7 @@ def draw(logits: torch.Tensor, wants: Sequence[Want]) -> list[int]:
     scores = _keep_top_k(scores, [w.params.top_k for w in wants])
     probs = _keep_min_p(_keep_top_p(scores.softmax(-1), wants), wants)
     cumulated = probs.cumsum(-1)
-    total = cumulated[:, -1:]
+    total = cumulated[:, -1:].contiguous()
     u = torch.from_numpy(uniform([w.seed for w in wants], [w.position for w in wants]))[:, None]
     drawn = torch.searchsorted(cumulated, u * total, right=True)
     last = torch.searchsorted(cumulated, total)

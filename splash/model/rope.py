@@ -23,8 +23,13 @@ class RopeRows:
     sin: torch.Tensor | None = None
 
     def select(self, rows: slice | torch.Tensor) -> RopeRows:
-        pick = lambda t: None if t is None else t[rows]  # noqa: E731
-        return RopeRows(pick(self.cis), pick(self.cos), pick(self.sin))
+        return RopeRows(_picked(self.cis, rows), _picked(self.cos, rows), _picked(self.sin, rows))
+
+
+def _picked(x: torch.Tensor | None, rows: slice | torch.Tensor) -> torch.Tensor | None:
+    if x is None:
+        return None
+    return x[rows] if isinstance(rows, slice) else x.index_select(0, rows)
 
 
 class RopeTable:
