@@ -417,10 +417,7 @@ class InputBuilder:
 
 
 def _select(rope: RopeRows, rows: Index, num_rows: int) -> RopeRows:
-    """The rotations of `rows`; none are looked up for no rows."""
-    if isinstance(rows, slice) and rows in (slice(0, num_rows), slice(0, 0)):
-        return rope
-    return rope.select(rows)
+    return rope if isinstance(rows, slice) and rows == slice(0, num_rows) else rope.select(rows)
 
 
 def _index(rows: list[int]) -> Index:
