@@ -72,6 +72,7 @@ def start(
         dtype=config.dtype or backend.caps.dtypes[0],
         max_positions=config.scheduler.max_model_len + 1,
         gaps=gaps,
+        check=debug(),
     )
     job = backend.launch(config.ranks, ENTRY, args)
     try:

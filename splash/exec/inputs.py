@@ -16,18 +16,20 @@ import torch
 from splash.exec.mirror import Mirror, Sequence
 from splash.hal.protocol import Attention, SeqRows
 from splash.layout.exchange import (
+    Collective,
     Ride,
     Routes,
     Widths,
     counts_a,
     counts_b,
     gather_parts,
+    layer_collectives,
     may_ride,
     rides,
     route,
 )
 from splash.layout.holders import Topology
-from splash.layout.rows import Span, ordered
+from splash.layout.rows import Method, Span, ordered
 from splash.layout.writers import row_share
 from splash.model.attention.rows import (
     Appends,
@@ -50,6 +52,9 @@ class StepInputs(NamedTuple):
     """Requests that get a token, in the order of the result."""
     sample_rows: Index
     """Their rows."""
+    routes: Routes
+    ridden: list[Ride]
+    """New KV that travels between ranks (GQA)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +124,22 @@ class InputBuilder:
             tokens = np.concatenate(
                 [s.tokens[span.start : span.end] for s, span in zip(frame.sequences, spans, strict=True)]
             )
-        rows = self._rows(frame, starts, torch.from_numpy(positions))
-        return StepInputs(torch.from_numpy(tokens), rows, frame.sampled, frame.sample_rows)
+        ridden = self._rides(frame, starts)
+        rows = self._rows(frame, starts, ridden, torch.from_numpy(positions))
+        return StepInputs(
+            torch.from_numpy(tokens), rows, frame.sampled, frame.sample_rows, frame.routes, ridden
+        )
+
+    def collectives(self, inputs: StepInputs) -> list[Collective]:
+        """What every rank enters in each layer of this step."""
+        return layer_collectives(
+            inputs.routes, inputs.ridden, self._topo, self._block_size, self._gather_tokens, self._widths
+        )
 
     # ---- what stays
 
     def _frame(self, plan: StepPlan) -> Frame:
-        if plan.chunks:
+        if plan.chunks or plan.decode_method is Method.GATHER:  # depends on positions
             return self._make_frame(plan)
         key = (self._mirror.version, plan.decodes, plan.decode_method)
         if self._kept is None or self._kept[0] != key:
@@ -218,9 +232,10 @@ class InputBuilder:
 
     # ---- what changes with every step
 
-    def _rows(self, frame: Frame, starts: list[int], positions: torch.Tensor) -> AttentionRows:
+    def _rows(
+        self, frame: Frame, starts: list[int], ridden: list[Ride], positions: torch.Tensor
+    ) -> AttentionRows:
         routes = frame.routes
-        ridden = self._rides(frame, starts)
         arrivals = self._arrivals(frame, ridden)
         rope = self._rope.at(positions)
         return AttentionRows(

@@ -10,11 +10,13 @@ from time import monotonic
 
 import torch
 
+from splash.exec.checked import CheckedCommunicator, assert_replicated
 from splash.exec.copies import byte_copy
-from splash.exec.inputs import InputBuilder
+from splash.exec.inputs import InputBuilder, StepInputs
 from splash.exec.mirror import Mirror, Sequence
 from splash.exec.pages import page_fields
 from splash.exec.sample import Observer, Sampler, Want
+from splash.exec.warmup import warm_up_plans
 from splash.exec.weights import Shards, shard_views, slot_tensors, tensor_bytes
 from splash.hal.protocol import Backend, Communicator, Pool, RankContext
 from splash.kv.slots import MemoryPlan
@@ -42,6 +44,8 @@ class WorkerArgs:
     gather_tokens: int = 2048
     """Workspace bound of a gathered history, tokens."""
     gaps: bool = False
+    check: bool = False
+    """Assert every collective against the plan, and that replicated rows are (debug)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,9 @@ class Worker:
         topo = Topology(comm.size, spec.kv_groups(comm.size))
         dtype = DTYPES[args.dtype]
         attention = backend.attention()
+        self._copier = backend.copier(comm, pool)
+        self._checked = CheckedCommunicator(comm) if args.check else None
+        comm = self._checked or comm
         self._memory = memory
         self._pages = pool.bytes[: memory.geometry.pool_bytes].view(-1, memory.pages.page_bytes)
         self.mirror = Mirror(rank=comm.rank, topo=topo, block_size=memory.pages.block_size, zero=self._zero)
@@ -99,7 +106,6 @@ class Worker:
             gather_tokens=args.gather_tokens,
         )
         self._sampler = Sampler(comm=comm, vocab_size=spec.vocab_size, gaps=args.gaps, observe=observe)
-        self._copier = backend.copier(comm, pool)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -109,13 +115,25 @@ class Worker:
             return StepResult(plan.index, acks=tuple(self._copier.poll()))
         inputs = self._inputs.build(plan)
         started_s = monotonic()
-        hidden = self._decoder.forward(inputs.tokens, inputs.rows)
+        hidden = self._forward(inputs)
         logits = self._decoder.logits(take(hidden, inputs.sample_rows)) if inputs.sampled else None
         ended_s = monotonic()
         tokens, gaps = self._sample(logits, inputs.sampled)
         return StepResult(
             plan.index, tuple(tokens), tuple(self._copier.poll()), tuple(gaps), started_s, ended_s
         )
+
+    def _forward(self, inputs: StepInputs) -> torch.Tensor:
+        """Hidden states [N, hidden]. In debug mode every collective is asserted."""
+        if self._checked is None:
+            return self._decoder.forward(inputs.tokens, inputs.rows)
+        layer = self._inputs.collectives(inputs)
+        embedding = layer[-1]  # closes like a layer: all rows, all ranks
+        self._checked.expect([embedding, *layer * len(self._decoder.layers)])
+        hidden = self._decoder.forward(inputs.tokens, inputs.rows)
+        self._checked.done()
+        assert_replicated(hidden, self._checked)
+        return hidden
 
     def copy(self, copies: tuple[PageCopy | ShardCopy, ...]) -> None:
         """Start the plan's copies, once its result is on the way."""
@@ -159,14 +177,15 @@ def load(comm: Communicator, backend: Backend, args: WorkerArgs) -> tuple[RankWe
 def main(context: RankContext, args: WorkerArgs) -> None:
     """The entry of a rank: load, warm up, then serve plans until the job is closed."""
     started = monotonic()
-    weights, pool = load(context.comm, context.backend, args)
-    worker = Worker(comm=context.comm, backend=context.backend, args=args, weights=weights, pool=pool)
+    worker, pool, weight_bytes = _loaded_worker(context, args)
     loaded = monotonic()
+    for plan in warm_up_plans(args, context.size):
+        worker.execute(plan)
     context.send(
         Ready(
             rank=context.rank,
             shard_bytes=args.memory.shards.num_bytes,
-            weight_bytes=tensor_bytes(weights),
+            weight_bytes=weight_bytes,
             pool_bytes=args.memory.geometry.pool_bytes,
             load_s=loaded - started,
             warm_up_s=monotonic() - loaded,
@@ -180,3 +199,10 @@ def main(context: RankContext, args: WorkerArgs) -> None:
     finally:
         worker.close()
         pool.close()
+
+
+def _loaded_worker(context: RankContext, args: WorkerArgs) -> tuple[Worker, Pool, int]:
+    """The weights as they were loaded live only here: the worker keeps those in their final order."""
+    weights, pool = load(context.comm, context.backend, args)
+    worker = Worker(comm=context.comm, backend=context.backend, args=args, weights=weights, pool=pool)
+    return worker, pool, tensor_bytes(weights)

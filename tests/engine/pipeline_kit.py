@@ -329,7 +329,9 @@ class RecordingBackend(InProcessBackend):
         return pool
 
 
-def run(folder: Path, script: Script, *, gather_tokens: int = 8, gaps: bool = False) -> Outcome:
+def run(
+    folder: Path, script: Script, *, gather_tokens: int = 8, gaps: bool = False, check: bool = True
+) -> Outcome:
     """All plans of `script` on threads; the logits are rank 0's, and every rank must sample the same."""
     args = WorkerArgs(
         folder=str(folder),
@@ -337,6 +339,7 @@ def run(folder: Path, script: Script, *, gather_tokens: int = 8, gaps: bool = Fa
         memory=script.memory,
         dtype=script.dtype,
         max_positions=1024,
+        check=check,
         gather_tokens=gather_tokens,
         gaps=gaps,
     )
