@@ -69,7 +69,7 @@ class CopyLedger:
         self._queues: list[deque[Draft]] = [deque() for _ in range(self._ranks)]
         self._sent: dict[int, Draft] = {}
         self._next_id = 0
-        self._outbox: list[tuple[int, Draft]] = []
+        self._outbox: list[tuple[PageCopy | ShardCopy, Draft]] = []
         self.traffic = Traffic.empty(self._ranks)
         self.pages_left = 0
         self.weight_bytes_left = 0
@@ -102,22 +102,20 @@ class CopyLedger:
                 into -= draft.num_bytes
                 out[draft.src_rank] -= draft.num_bytes
                 self._pin(draft)
-                self._outbox.append((self._next_id, draft))
+                self._outbox.append((self._message(self._next_id, draft), draft))
                 self._next_id += 1
 
     def take_outbox(self) -> tuple[PageCopy | ShardCopy, ...]:
         """The copies of the plan being made; those cancelled meanwhile are dropped."""
-        if not self._outbox:
-            return ()
         messages: list[PageCopy | ShardCopy] = []
-        for copy_id, draft in self._outbox:
+        for message, draft in self._outbox:
             if draft.group.cancelled:
                 self._unpin(draft)
                 self._drop(draft)
                 continue
             draft.group.in_flight += 1
-            self._sent[copy_id] = draft
-            messages.append(self._message(copy_id, draft))
+            self._sent[message.id] = draft
+            messages.append(message)
         self._outbox = []
         return tuple(messages)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -58,8 +58,8 @@ class RankResidency:
     fetch: CopyGroup | None = None
     abandoned: list[tuple[CopyGroup, list[int]]] = field(default_factory=list)
     """Fetches given up while copies were in flight, with the slots they still write to."""
-    undone: list[PageMove] = field(default_factory=list)
-    """Moves given up after their shadow was announced: back to the old page."""
+    undone: list[Evacuation] = field(default_factory=list)
+    """Moves given up after their shadow was announced."""
     opening: tuple[int, list[int]] | None = None
     """(last step that may read them, slots) of replicas that are being given back."""
 
@@ -103,10 +103,16 @@ class RankResidency:
             if all(self.store.pools[self.rank].drained(j) for j in self.others):
                 self._fetch()
 
-    def take_undone(self, running: Container[int]) -> list[PageMove]:
-        """Moves given up since the last plan, of requests (ids) that still run."""
+    def take_undone(self) -> list[PageMove]:
+        """Ends the shadows of moves given up since the last plan, where the old page is still in use: a copy that
+        was released is appended to no more, and a grant ends the shadow of what it replaces."""
         undone, self.undone = self.undone, []
-        return [move for move in undone if move.request in running]
+        return [
+            PageMove(e.record.id, e.index, e.kv_group, self.rank, e.old_page)
+            for e in undone
+            if e.index < len(e.record.blocks)
+            and e.record.blocks[e.index].copies.get((e.kv_group, self.rank)) == e.old_page
+        ]
 
     def new_shadows(self) -> list[Shadow]:
         """Double writes that the next plan must announce."""
@@ -163,7 +169,7 @@ class RankResidency:
         self.evacuations.remove(evac)
         evac.copies.cancelled = True
         if evac.announced:
-            self.undone.append(PageMove(evac.record.id, evac.index, evac.kv_group, self.rank, evac.old_page))
+            self.undone.append(evac)
         self.store.retire(self.rank, evac.new_page, last_step)
 
     def pages(self) -> list[int]:

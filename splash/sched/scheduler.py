@@ -209,7 +209,8 @@ class Scheduler:
         if not self.has_work():
             self._last_end_s = None
             return None
-        self._apply_target()
+        if not self.running:
+            self._apply_target(self._index + 1)
         draft = PlanDraft(self._index + 1)
         self._flips = self.transitions.boundary(draft)
         self._decodes_stale = self._decodes_stale or self._flips > 0
@@ -232,6 +233,7 @@ class Scheduler:
         if plan is None:
             return
         self._ask_policy(plan)
+        self._apply_target(plan.index)
         if self._config.rebalance and plan.index % REBALANCE_PERIOD == 0 and not self.switching:
             self.rebalance()
         margin = self._config.watermark_pages if self.running else 0
@@ -265,13 +267,13 @@ class Scheduler:
 
     # ---- parts of a boundary
 
-    def _apply_target(self) -> None:
+    def _apply_target(self, step: int) -> None:
+        """Aim for what was asked for: in the background, since goals and room of all requests are looked at."""
         if self._wanted is None:
             return
         (name, reason, predicted), self._wanted = self._wanted, None
         if name == self.target:
             return
-        step = self._index + 1
         if self.transitions.retarget(layout_named(name), reason, list(self.waiting), step, predicted):
             self._refused.clear()
         else:

@@ -169,7 +169,7 @@ class Transitions:
         draft.residents += [Resident(rank, frozenset((rank,))) for rank in self._dropped]
         self._dropped = []
         for residency in self.residencies:
-            draft.moves += residency.take_undone(self._running)
+            draft.moves += residency.take_undone()
             draft.shadows += residency.new_shadows()
         draft.copies = self.ledger.take_outbox()
 

@@ -128,7 +128,7 @@ TestInterleavings.settings = settings(
 )
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(8))
 def test_fifty_switches_in_a_row(seed: int) -> None:
     rng = random.Random(seed)
     h = Harness(kv_pages=800, prefer_slots=True, max_model_len=2000)
