@@ -69,6 +69,8 @@ class Step:
     spans: list[Span]
     poison: list[tuple[int, int]]
     """(rank, page) to fill with NaN when the step is over."""
+    sampled: list[int]
+    """Requests that get a token, in the order of the result."""
 
 
 class Script:
@@ -241,11 +243,14 @@ class Script:
             chunks=tuple(Chunk(s.request, s.start, s.count, s.method) for s in chunks),
             **{name: tuple(values) for name, values in self.delta.items()},
         )
-        for span in spans:
+        sampled = []
+        for span in (*decodes, *chunks):
             r = self.requests[span.request]
             r.computed = span.end
-            r.num_tokens += r.computed == r.num_tokens
-        self.steps.append(Step(plan, ordered(spans), self.retired))
+            if r.computed == r.num_tokens:
+                sampled.append(r.id)
+                r.num_tokens += 1
+        self.steps.append(Step(plan, ordered(spans), self.retired, sampled))
         for rank, page in self.retired:
             self.free[rank].insert(0, page)
         self._start()
@@ -384,20 +389,9 @@ def run(
 def _tokens(script: Script, results: Sequence[StepResult]) -> dict[int, list[int]]:
     tokens: dict[int, list[int]] = {}
     for step, result in zip(script.steps, results, strict=True):
-        sampled = list(step.plan.decodes)
-        known = len(result.tokens) - len(sampled)
-        ends = [c.request for c in step.plan.chunks]
-        assert known <= len(ends)
-        sampled += [r for r in ends if _ends(script, step, r)]
-        for request, token in zip(sampled, result.tokens, strict=True):
+        for request, token in zip(step.sampled, result.tokens, strict=True):
             tokens.setdefault(request, []).append(token)
     return tokens
-
-
-def _ends(script: Script, step: Step, request: int) -> bool:
-    """Whether the chunk of `request` in this step was its last before decoding."""
-    later = script.steps[step.plan.index + 1 :]
-    return not any(c.request == request for s in later for c in s.plan.chunks)
 
 
 def _stacked(seen: dict[int, list[torch.Tensor]]) -> dict[int, torch.Tensor]:

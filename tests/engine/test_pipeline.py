@@ -7,12 +7,13 @@ import random
 import pytest
 import torch
 
+from splash.core.params import SamplingParams
 from splash.layout.exchange import layer_collectives, rides, route, widths
 from splash.layout.layouts import LAYOUTS
 from splash.layout.rows import Method
 from tests.conftest import TinyMaker
-from tests.engine.pipeline_kit import Script, assert_as_reference, at, run, spec_of
-from tests.tiny import random_prompt
+from tests.engine.pipeline_kit import GREEDY, Script, assert_as_reference, at, run, spec_of
+from tests.tiny import random_prompt, reference_logits
 
 LAYOUT_NAMES = tuple(LAYOUTS)
 PAIRS = [(a, b) for a in LAYOUT_NAMES for b in LAYOUT_NAMES if a != b]
@@ -45,7 +46,7 @@ def serve(script: Script, prompts: dict[int, tuple[int, ...]], steps: int, *, ch
     for step in range(steps):
         for i in prompts:
             r = script.requests[i]
-            if r.computed < r.num_prompt:
+            if r.computed < r.num_tokens - 1 or r.computed < r.num_prompt:
                 script.chunk(i, chunk, METHODS[(i + step) % 2])
             else:
                 script.decode(i)
@@ -287,3 +288,61 @@ def _as_called(op: str, counts: tuple[tuple[int, ...], ...], rank: int) -> tuple
     if op == "all_gather_v":
         return op, [row[rank] for row in counts]
     return op, (list(counts[rank]), [row[rank] for row in counts])
+
+
+def test_a_seeded_request_does_not_change_in_other_company(tiny: TinyMaker) -> None:
+    """Red when a draw depends on batch mates, on a preemption or on a switch (CASES 44)."""
+    folder = tiny("deepseek_v3")
+    spec, hot = spec_of(folder), SamplingParams(temperature=0.9, top_k=50, top_p=0.95, max_tokens=100)
+    prompt = random_prompt(9, seed=1)
+
+    def serve_alone(layout: str) -> list[int]:
+        script = Script(spec, 2)
+        script.admit(0, prompt, at(layout), params=hot, seed=1234)
+        serve(script, {0: prompt}, 15)
+        return run(folder, script).tokens[0]
+
+    alone = serve_alone("tp")
+    assert len(set(alone)) > 5
+    assert serve_alone("dop") == alone
+    script = Script(spec, 2)
+    mates = prompts_of((30, 4, 9), seed=3)
+    script.admit(0, prompt, at("dcp"), params=hot, seed=1234)
+    for i, mate in mates.items():
+        params = SamplingParams(temperature=2.0, max_tokens=100) if i else GREEDY
+        script.admit(10 + i, mate, at("tp"), params=params, seed=77 + i)
+    everyone = {0: prompt, **{10 + i: mate for i, mate in mates.items()}}
+    serve(script, everyone, 4)
+    script.stage(0, at("dop", 1))
+    serve(script, everyone, 2)
+    script.flip(0)
+    serve(script, everyone, 2)
+    gone = script.requests[0]
+    script.end(0)
+    script.step()
+    so_far = alone[: gone.num_tokens - len(prompt)]
+    script.admit(0, [*prompt, *so_far], at("tp"), num_prompt=len(prompt), params=hot, seed=1234)
+    serve(script, {0: prompt}, 1)
+    while script.requests[0].computed < len(prompt) + len(so_far):
+        serve(script, {0: prompt}, 1)
+    serve(script, {0: prompt}, 5)
+    outcome = run(folder, script)
+    assert outcome.tokens[0] == alone[: len(outcome.tokens[0])]
+    assert len(outcome.tokens[0]) > len(so_far)
+
+
+def test_forced_tokens_are_followed(tiny: TinyMaker) -> None:
+    """Red when teacher forcing shifts by one, or the gap is not that of the forced token."""
+    folder = tiny("llama", kv_heads=2)
+    script, prompt, forced = Script(spec_of(folder), 2), random_prompt(6), random_prompt(5, seed=2)
+    script.admit(0, prompt, at("dcp"), forced=forced)
+    serve(script, {0: prompt}, 8)
+    outcome = run(folder, script, gaps=True)
+    assert outcome.tokens[0][:5] == list(forced)
+    wanted = reference_logits(folder, [*prompt, *outcome.tokens[0]])[len(prompt) - 1 : -1]
+    gaps = [gap for result in outcome.results[0] for gap in result.gaps]
+    for token, row, gap in zip(forced, wanted, gaps, strict=False):
+        assert abs(float(row.max() - row[token]) - gap) < 1e-4
+    for row, gap in zip(wanted[5:], gaps[5:], strict=True):
+        best = row.topk(2).values
+        assert abs(float(best[0] - best[1]) - gap) < 1e-4
