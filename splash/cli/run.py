@@ -213,21 +213,18 @@ def _serve(
 def _verify(
     console: Console, deployment: Deployment, jobs: Sequence[Job], completions: Sequence[Completion]
 ) -> Verifier:
-    """The same requests, all at once, in `tp` only, forced along the tokens of the first run."""
-    from splash.engine.client import Engine
-    from splash.engine.verify import Verifier
+    from splash.engine.verify import LAYOUT, Served, verify
 
-    console.print("verify: the same requests again, in tp only, forced along the tokens that were served")
-    served = [(job, done) for job, done in zip(jobs, completions, strict=True) if done.token_ids]
-    verifier = Verifier({number: tuple(done.token_ids) for number, (_, done) in enumerate(served)})
-    with Engine(deployment.fixed("tp"), on_step=verifier.step, gaps=True) as engine:
-        for job, done in served:
-            params = replace(job.params, max_tokens=len(done.token_ids))
-            engine.submit(job.prompt, params, forced=tuple(done.token_ids))
-        engine.finish()
-        if engine.failure is not None:
-            raise engine.failure
-    return verifier
+    console.print(
+        f"verify: the same requests again, in {LAYOUT} only, along the tokens served", soft_wrap=True
+    )
+    return verify(
+        deployment,
+        [
+            Served(job.prompt, job.params, tuple(done.token_ids))
+            for job, done in zip(jobs, completions, strict=True)
+        ],
+    )
 
 
 @click.command("run")
@@ -436,19 +433,20 @@ def _show(
 
 def _show_verdict(console: Console, verifier: Verifier) -> int:
     """Lists ties and differences; the exit code."""
-    from splash.engine.verify import TIE_GAP
+    from splash.engine.verify import LAYOUT, TIE_GAP
 
     found = len(verifier.differences)
     for kind, differences in (("tie", verifier.ties), ("DIFFERENCE", verifier.differences)):
         for difference in differences[:MAX_SHOWN]:
-            console.print(f"  {kind}: {difference}", highlight=False)
+            console.print(f"  {kind}: {difference}", highlight=False, soft_wrap=True)
         if len(differences) > MAX_SHOWN:
             console.print(f"  and {len(differences) - MAX_SHOWN} more", highlight=False)
     console.print(
-        f"verify: {verifier.num_compared} tokens compared with layout tp: {len(verifier.ties)} ties"
+        f"verify: {verifier.num_compared} tokens compared with layout {LAYOUT}: {len(verifier.ties)} ties"
         f" (logit gap below {TIE_GAP:g}), {found} differences",
         style="bold red" if found or verifier.missing else "bold green",
         highlight=False,
+        soft_wrap=True,
     )
     if verifier.missing:
         console.print(f"verify: {verifier.missing} tokens were not compared", style="bold red")
@@ -456,10 +454,10 @@ def _show_verdict(console: Console, verifier: Verifier) -> int:
 
 
 def _verify_json(verifier: Verifier) -> dict[str, Any]:
-    from splash.engine.verify import TIE_GAP
+    from splash.engine.verify import LAYOUT, TIE_GAP
 
     return {
-        "layout": "tp",
+        "layout": LAYOUT,
         "tokens": verifier.num_compared,
         "missing": verifier.missing,
         "tie_gap": TIE_GAP,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from splash.core.params import SamplingParams
 from splash.engine.client import Completion, Engine
 from splash.engine.deployment import Deployment, open_deployment
 from splash.engine.report import RunReport
-from splash.engine.verify import Verifier
+from splash.engine.verify import Served, verify
 from splash.engine.workload import When
 from splash.hal.inproc import InProcessBackend
 from tests.conftest import TinyMaker
@@ -80,30 +81,22 @@ def test_switches_do_not_change_tokens(tiny: TinyMaker) -> None:
 
 
 def test_verify_finds_a_changed_token_and_nothing_else(tiny: TinyMaker) -> None:
-    """Red when verification compares nothing, misses a wrong token, or blames a right one."""
-    folder = tiny("deepseek_v3")
-    served = _serve(_deployment(folder, layout="dop"), [(prompt, TWELVE) for prompt in PROMPTS])
-    expected = {done.request: tuple(done.token_ids) for done in served}
-    assert _verified(folder, expected) == ([], 0, 48)
+    """Red when verification compares nothing, misses a wrong token, blames a right one, or names the wrong ones."""
+    deployment = _deployment(tiny("deepseek_v3"), layout="dop")
+    done = _serve(deployment, [(prompt, TWELVE) for prompt in PROMPTS])
+    served = [Served(p, TWELVE, tuple(d.token_ids)) for p, d in zip(PROMPTS, done, strict=True)]
+    right = verify(deployment, served)
+    assert (right.found, right.missing, right.num_compared) == ([], 0, 48)
 
-    wrong = list(expected[2])
-    wrong[7] = (wrong[7] + 1) % 512
-    differences, missing, compared = _verified(folder, {**expected, 2: tuple(wrong)})
-    assert (missing, compared) == (0, 48)
-    first = differences[0]
-    assert (first[0], first[1]) == (2, 7)
-    assert all(request == 2 and position >= 7 for request, position in differences)
-
-
-def _verified(folder: Path, expected: dict[int, tuple[int, ...]]) -> tuple[list[tuple[int, int]], int, int]:
-    verifier = Verifier(expected)
-    with Engine(_deployment(folder), on_step=verifier.step, gaps=True) as engine:
-        for number, prompt in enumerate(PROMPTS):
-            engine.submit(prompt, TWELVE, forced=expected[number])
-        engine.finish()
-        assert engine.failure is None
-    assert not verifier.ties
-    return [(d.request, d.position) for d in verifier.differences], verifier.missing, verifier.num_compared
+    tokens = list(served[2].tokens)
+    tokens[7] = (tokens[7] + 1) % 512
+    wrong = verify(deployment, [*served[:2], replace(served[2], tokens=tuple(tokens)), served[3]])
+    assert (wrong.missing, wrong.num_compared) == (0, 48)
+    first = wrong.differences[0]
+    assert (first.request, first.position) == (2, 7)
+    assert (first.expected, first.found) == (tokens[7], served[2].tokens[7])
+    assert first.gap > 2e-4
+    assert all(d.request == 2 and d.position >= 7 for d in wrong.found)
 
 
 def test_preemption_replays(tiny: TinyMaker) -> None:
