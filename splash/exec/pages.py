@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 
 from splash.kv.sections import PageFormat
 from splash.layout.holders import Topology, holders, local_blocks
-from splash.layout.layouts import Assignment
+from splash.layout.layouts import Assignment, Placement
 from splash.model.loader import DTYPES
 
 NO_PAGE = -1
@@ -29,22 +28,6 @@ def page_fields(pool: torch.Tensor, pages: PageFormat) -> list[tuple[torch.Tenso
         )
         by_layer.setdefault(section.layer, []).append(view)
     return [tuple(fields) for _, fields in sorted(by_layer.items())]
-
-
-@lru_cache(maxsize=4096)
-def held_groups(
-    present: Assignment, staged: Assignment | None, block: int, rank: int, topo: Topology
-) -> tuple[int, ...]:
-    """The KV groups of a block that `rank` appends to: holders(present) and holders(next).
-
-    Periodic in the block with period T: pass it modulo T.
-    """
-    return tuple(
-        group
-        for group in range(topo.groups)
-        if rank in holders(present, block, group, topo)
-        or (staged is not None and rank in holders(staged, block, group, topo))
-    )
 
 
 class LocalPages(NamedTuple):
@@ -72,7 +55,7 @@ class PageTable:
         self._block_size = block_size
         self._pages = np.full((topo.groups, 16), NO_PAGE, dtype=np.int64)
         self._shadows: dict[tuple[int, int], int] = {}
-        self._local: dict[int, tuple[tuple[Assignment, int], LocalPages]] = {}
+        self._local: dict[int, tuple[tuple[Placement, int, int], LocalPages]] = {}
 
     def set(self, block: int, group: int, page: int) -> None:
         """(block, group) is `page` from now on; ends its shadow."""
@@ -90,15 +73,19 @@ class PageTable:
 
     def targets(self, block: int, present: Assignment, staged: Assignment | None) -> list[tuple[int, int]]:
         """(group, page) that new tokens of `block` are written to on this rank."""
-        groups = held_groups(present, staged, block % self._topo.ranks, self._rank, self._topo)
-        found = [(group, int(self._pages[group, block])) for group in groups]
-        if self._shadows:
-            found += [(g, self._shadows[block, g]) for g in groups if (block, g) in self._shadows]
+        topo, rank = self._topo, self._rank
+        found: list[tuple[int, int]] = []
+        for group in range(topo.groups):
+            held = rank in holders(present, block, group, topo)
+            if held or (staged is not None and rank in holders(staged, block, group, topo)):
+                found.append((group, int(self._pages[group, block])))
+                if (block, group) in self._shadows:
+                    found.append((group, self._shadows[block, group]))
         return found
 
     def local(self, group: int, num_blocks: int, present: Assignment) -> LocalPages | None:
         """What this rank reads of the first `num_blocks` blocks; None if it has none of them."""
-        key = present, num_blocks
+        key = present.layout.placement, present.home, num_blocks
         known = self._local.get(group)
         if known is not None and known[0] == key:
             return known[1]

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from splash.exec.worker import WorkerArgs
 
 REQUEST = -1
-ROWS = (64, 48, 32, 24, 16, 12, 8, 4, 3, 2, 1)
-"""Counts for which kernels are made; others are made when they are met."""
+ROWS = (64, 56, 48, 40, 32, 28, 24, 20, 16, 12, 8, 4, 3, 2, 1)
+"""Counts for which kernels are made (those of `linear.bucket`); larger ones are made when they are met."""
 
 
 def warm_up_plans(args: WorkerArgs, ranks: int) -> Iterator[StepPlan]:
@@ -33,13 +33,14 @@ def warm_up_plans(args: WorkerArgs, ranks: int) -> Iterator[StepPlan]:
 
 
 def _step(args: WorkerArgs, ranks: int, at: Assignment, rows: int, index: int) -> StepPlan:
-    """A prompt of `rows` equal tokens in pages that are all the null page."""
+    """A prompt of `rows` tokens, various so that all experts get some, in pages that are all the null page."""
     topo, page = Topology(ranks, args.spec.kv_groups(ranks)), args.memory.geometry.null_page
     blocks = range(-(-rows // args.memory.pages.block_size))
+    tokens = tuple(i * 7919 % args.spec.vocab_size for i in range(rows))
     return StepPlan(
         index,
         gone=(REQUEST,),
-        admits=(Admit(REQUEST, (0,) * rows, rows, SamplingParams(), 0, at),),
+        admits=(Admit(REQUEST, tokens, rows, SamplingParams(), 0, at),),
         grants=tuple(
             PageGrant(REQUEST, block, group, rank, page)
             for block in blocks

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from splash.layout.holders import Topology, holders, local_blocks
-from splash.layout.layouts import CP, DCP, DOP, DP, TP, Assignment, Layout, Projection
+from splash.layout.layouts import CP, DCP, DOP, DP, TP, Assignment, Projection
 from splash.layout.rows import Method, Span
 from splash.spec.model import MLASpec, ModelSpec
 
@@ -28,7 +28,7 @@ class Travel(Enum):
     """Queries: to every rank; outputs: partial ones with LSE from every rank back to the heads."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Dataflow:
     """How a class of rows flows through one layer: a line of REFERENCE §2's table."""
 
@@ -53,24 +53,21 @@ FULL_STRIPED = Dataflow(full=True, queries=Travel.STAY, outputs=Travel.ALL, gath
 FULL_GATHERED = Dataflow(full=True, queries=Travel.STAY, outputs=Travel.STAY, gathers=True)
 FULL_LOCAL = Dataflow(full=True, queries=Travel.STAY, outputs=Travel.STAY, gathers=False)
 
-_FLOWS: dict[tuple[Layout, bool], Dataflow] = {
-    (TP, False): OWN,
-    (TP, True): OWN,
-    (DOP, False): OWNED,
-    (DOP, True): OWN_GATHERED,
-    (DCP, False): STRIPED,
-    (DCP, True): OWN_GATHERED,
-    (CP, False): FULL_STRIPED,
-    (CP, True): FULL_GATHERED,
-    (DP, False): FULL_LOCAL,
-    (DP, True): FULL_LOCAL,
+ALL_FLOWS = (OWN, OWN_GATHERED, OWNED, STRIPED, FULL_STRIPED, FULL_GATHERED, FULL_LOCAL)
+
+_FLOWS: dict[str, tuple[Dataflow, Dataflow]] = {
+    TP.name: (OWN, OWN),
+    DOP.name: (OWNED, OWN_GATHERED),
+    DCP.name: (STRIPED, OWN_GATHERED),
+    CP.name: (FULL_STRIPED, FULL_GATHERED),
+    DP.name: (FULL_LOCAL, FULL_LOCAL),
 }
-"""(layout, whether the plan's method is gather) to dataflow; tp and dp are always local."""
+"""Layout to dataflow, by exchange and by gather; tp and dp are always local."""
 
 
 def dataflow(at: Assignment, method: Method, ranks: int) -> Dataflow:
     """The dataflow of a span's rows. On one rank all layouts are the same."""
-    return OWN if ranks == 1 else _FLOWS[at.layout, method is Method.GATHER]
+    return OWN if ranks == 1 else _FLOWS[at.layout.name][method is Method.GATHER]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,20 +111,25 @@ class Routes:
 
     def rows(self, indices: Iterable[int]) -> list[int]:
         """Row numbers of the named spans, in order."""
-        return [r for i in indices for r in range(self.starts[i], self.starts[i] + self.spans[i].count)]
+        starts, spans = self.starts, self.spans
+        return [row for i in indices for row in range(starts[i], starts[i] + spans[i].count)]
 
 
 def route(spans: Sequence[Span], ranks: int) -> Routes:
     """`Routes` of spans that are already `ordered`."""
     starts: list[int] = []
-    by_flow: dict[Dataflow, list[int]] = {}
-    homes: dict[Dataflow, list[list[int]]] = {f: [[] for _ in range(ranks)] for f in (OWNED, FULL_LOCAL)}
+    by_flow: dict[Dataflow, list[int]] = {flow: [] for flow in ALL_FLOWS}
+    to_owner: list[list[int]] = [[] for _ in range(ranks)]
+    full_local: list[list[int]] = [[] for _ in range(ranks)]
     row = num_sharded = 0
     for index, span in enumerate(spans):
         flow = dataflow(span.present, span.method, ranks)
-        by_flow.setdefault(flow, []).append(index)
-        if flow in homes:
-            homes[flow][span.present.home].append(index)
+        if flow is OWNED:
+            to_owner[span.present.home].append(index)
+        elif flow is FULL_LOCAL:
+            full_local[span.present.home].append(index)
+        else:
+            by_flow[flow].append(index)
         starts.append(row)
         row += span.count
         if not flow.full:
@@ -137,13 +139,13 @@ def route(spans: Sequence[Span], ranks: int) -> Routes:
         starts=tuple(starts),
         num_rows=row,
         num_sharded=num_sharded,
-        own=tuple(by_flow.get(OWN, ())),
-        to_owner=tuple(map(tuple, homes[OWNED])),
-        to_all=tuple(by_flow.get(STRIPED, ())),
-        full_striped=tuple(by_flow.get(FULL_STRIPED, ())),
-        full_local=tuple(map(tuple, homes[FULL_LOCAL])),
-        gathered=tuple(by_flow.get(OWN_GATHERED, ())),
-        gathered_full=tuple(by_flow.get(FULL_GATHERED, ())),
+        own=tuple(by_flow[OWN]),
+        to_owner=tuple(map(tuple, to_owner)),
+        to_all=tuple(by_flow[STRIPED]),
+        full_striped=tuple(by_flow[FULL_STRIPED]),
+        full_local=tuple(map(tuple, full_local)),
+        gathered=tuple(by_flow[OWN_GATHERED]),
+        gathered_full=tuple(by_flow[FULL_GATHERED]),
     )
 
 
