@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -85,20 +86,21 @@ def test_verify_fails_at_a_difference(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: Path
 ) -> None:
     """Red when a served token that is not the best one passes, or is not named."""
-    from splash.engine.client import Stream
+    from splash.cli import run
 
-    honest = Stream.result
+    honest = run._serve
 
-    def lying(stream: Stream) -> Any:
-        done = honest(stream)
-        done.token_ids[3] = (done.token_ids[3] + 1) % 512
-        return done
+    def lying(*arguments: Any, **options: Any) -> Any:
+        outcome = honest(*arguments, **options)
+        outcome.completions[0].token_ids[3] ^= 1
+        return outcome
 
-    monkeypatch.setattr(Stream, "result", lying)
-    assert (
-        _run("run", "--model", model, "--prompt", "5 6 7", "--max-tokens", 6, "--ignore-eos", "--verify") == 1
+    monkeypatch.setattr(run, "_serve", lying)
+    given = ("--prompt", "5 6 7", "--max-tokens", 6, "--ignore-eos", "--verify")
+    assert _run("run", "--model", model, *given) == 1
+    assert re.search(
+        r"DIFFERENCE: request 0, output token 3: served \d+, in tp \d+, logit gap", capsys.readouterr().out
     )
-    assert "DIFFERENCE: request 0, output token 3: served" in capsys.readouterr().out
 
 
 def test_a_trace_is_replayed(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path) -> None:
