@@ -14,6 +14,8 @@ EXACT_ROWS = 4
 """So few rows are never padded."""
 CACHE_WAY_BYTES = 4096
 """Rows of a matrix at multiples of this distance fall into the same cache sets."""
+SMALL = 1 << 19
+"""Products of so few multiplications cost less than oneDNN's call (10 µs)."""
 LOOP_ROWS = 48
 """From so many rows on, one product a head is faster than a batched one."""
 
@@ -22,9 +24,9 @@ _HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn,
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """`x` [n, in] @ `weight` [out, in] transposed, plus `bias` [out] -> [n, out]. Any strides."""
-    if not _uses_onednn(x):
-        return F.linear(x, weight, bias)
     n = x.shape[0]
+    if not _uses_onednn(x) or n * weight.numel() < SMALL or (n <= EXACT_ROWS and _collides(weight)):
+        return F.linear(x, weight, bias)
     padded = bucket(n)
     if padded == n:
         return _onednn(x, weight, bias)
@@ -34,7 +36,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 def packed(weight: torch.Tensor) -> torch.Tensor:
     """The same matrices [..., out, in] in the memory order that `linear` prefers; call it once, when loading."""
     if not _uses_onednn(weight) or weight.shape[-2] * weight.itemsize % CACHE_WAY_BYTES == 0:
-        return weight
+        return weight  # its columns would collide
     return weight.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
@@ -53,6 +55,11 @@ def heads_matmul(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor) ->
         return
     for head in range(x.shape[1]):
         out[:, head] = linear(x[:, head], weight[head].t())
+
+
+def _collides(weight: torch.Tensor) -> bool:
+    """A transposed matrix whose rows fall into the same cache sets."""
+    return weight.stride(1) != 1 and weight.stride(1) * weight.itemsize % CACHE_WAY_BYTES == 0
 
 
 def _uses_onednn(x: torch.Tensor) -> bool:
