@@ -1,0 +1,233 @@
+"""What `splash run` can be asked for: its options, parsed and checked against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+import splash
+from splash.core.config import EngineConfig, SchedulerConfig
+from splash.core.params import SamplingParams
+from splash.layout.layouts import LAYOUTS, layout_named
+
+DEMO = Path(splash.__file__).parent / "_demo"
+DEFAULT_MAX_TOKENS = 128
+ENGINE = EngineConfig()
+SCHEDULER = SchedulerConfig()
+AUTO = "auto"
+
+
+class Switch(click.ParamType):
+    """STEP:LAYOUT."""
+
+    name = "STEP:LAYOUT"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, str]:
+        step, _, layout = str(value).partition(":")
+        if not step.isdecimal() or not layout:
+            self.fail(f"'{value}' is not STEP:LAYOUT, e.g. 40:dp", param, ctx)
+        if layout not in LAYOUTS:
+            self.fail(f"unknown layout '{layout}'; known: {', '.join(LAYOUTS)}", param, ctx)
+        return int(step), layout
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What was asked for, parsed; field names are those of the options."""
+
+    model: Path
+    hw: str
+    ranks: int
+    layout: str
+    prompt: tuple[str, ...]
+    workload: str | None
+    max_tokens: int | None
+    switch: tuple[tuple[int, str], ...]
+    verify: bool
+    no_tui: bool
+    json_file: str | None
+    trace: Path | None
+    dtype: str | None
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    ignore_eos: bool
+    kv_pages: int | None
+    pool_mib: int | None
+    replicas: str
+    token_budget: int
+    max_chunk: int
+    max_running: int
+    max_model_len: int
+    copy_share: float
+
+    def __post_init__(self) -> None:
+        if self.prompt and self.workload:
+            raise click.UsageError("--prompt and --workload exclude each other")
+        if self.layout != AUTO:
+            layout_named(self.layout)
+        if self.verify and self.temperature:
+            raise click.UsageError("--verify compares greedy tokens; leave out --temperature")
+
+    def engine_config(self) -> EngineConfig:
+        scheduler = SchedulerConfig(
+            max_running=self.max_running,
+            token_budget=self.token_budget,
+            max_chunk=self.max_chunk,
+            max_model_len=self.max_model_len,
+            replicas=self.replicas,  # type: ignore[arg-type]
+            copy_share=self.copy_share,
+        )
+        return EngineConfig(
+            ranks=self.ranks,
+            backend=self.hw,
+            dtype=self.dtype,
+            layout=self.layout,
+            kv_pages=self.kv_pages,
+            pool_mib=self.pool_mib,
+            seed=self.seed,
+            scheduler=scheduler,
+        )
+
+    def sampling(self) -> SamplingParams:
+        """What a request gets that does not say otherwise."""
+        return SamplingParams(
+            max_tokens=self.max_tokens or DEFAULT_MAX_TOKENS,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            ignore_eos=self.ignore_eos,
+        )
+
+
+OPTIONS = (
+    click.option(
+        "--model",
+        type=click.Path(path_type=Path),
+        default=DEMO,
+        help="Checkpoint folder.  [default: the demo model]",
+    ),
+    click.option("--hw", metavar="NAME", default=ENGINE.backend, show_default=True, help="Name of a port."),
+    click.option("--ranks", type=click.IntRange(min=1), default=ENGINE.ranks, show_default=True),
+    click.option(
+        "--layout",
+        metavar="NAME",
+        default=ENGINE.layout,
+        show_default=True,
+        help=f"{', '.join(LAYOUTS)}, or auto: a policy decides while requests run.",
+    ),
+    click.option("--prompt", metavar="TEXT", multiple=True, help="Serve this prompt; repeat for more."),
+    click.option(
+        "--workload",
+        metavar="NAME|FILE",
+        help="default, burst, long, steady, or a file with a JSON object a line: prompt or token_ids, and optionally"
+        " max_tokens, arrival_s, arrival_step and sampling parameters.",
+    ),
+    click.option(
+        "--max-tokens",
+        type=click.IntRange(min=1),
+        help=f"Output tokens of a request that does not say, a cap for one that does.  [default: {DEFAULT_MAX_TOKENS}]",
+    ),
+    click.option(
+        "--switch",
+        type=Switch(),
+        multiple=True,
+        help="Make the layout the target at that step; repeat for more. The policy has no say afterwards.",
+    ),
+    click.option(
+        "--verify",
+        is_flag=True,
+        help="Serve the same requests again in tp and compare every token; exit 1 at a difference.",
+    ),
+    click.option("--no-tui", is_flag=True, help="Plain lines instead of the live view."),
+    click.option(
+        "--json",
+        "json_file",
+        metavar="FILE",
+        help="Write requests, switches and figures; - is standard output, and nothing else goes there then.",
+    ),
+    click.option(
+        "--trace", type=click.Path(path_type=Path, dir_okay=False), help="Write a trace for `splash replay`."
+    ),
+    click.option(
+        "--dtype",
+        type=click.Choice(["float32", "bfloat16"]),
+        help="Compute and KV type.  [default: the port's]",
+    ),
+    click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
+    click.option("--top-k", type=int, default=0, help="Keep the k most likely tokens; 0 keeps all."),
+    click.option(
+        "--top-p", type=float, default=1.0, help="Keep the likeliest tokens that make up this probability."
+    ),
+    click.option("--min-p", type=float, default=0.0, help="Keep tokens this likely, relative to the best."),
+    click.option(
+        "--seed",
+        type=click.IntRange(min=0),
+        default=ENGINE.seed,
+        show_default=True,
+        help="Of the sampling and of the named workloads.",
+    ),
+    click.option("--ignore-eos", is_flag=True, help="Go on to max-tokens whatever is sampled."),
+    click.option("--kv-pages", type=click.IntRange(min=1), help="KV pages per rank beside the weight slots."),
+    click.option(
+        "--pool-mib", type=click.IntRange(min=1), help="Size of each rank's pool, weight slots included."
+    ),
+    click.option(
+        "--replicas",
+        type=click.Choice(["keep", "drop"]),
+        default=SCHEDULER.replicas,
+        show_default=True,
+        help="Weight replicas that no request needs: keep them warm, or give their room to KV.",
+    ),
+    click.option(
+        "--token-budget",
+        type=click.IntRange(min=1),
+        default=SCHEDULER.token_budget,
+        show_default=True,
+        help="Rows of a step.",
+    ),
+    click.option(
+        "--max-chunk",
+        type=click.IntRange(min=1),
+        default=SCHEDULER.max_chunk,
+        show_default=True,
+        help="Rows of one prompt chunk.",
+    ),
+    click.option(
+        "--max-running",
+        type=click.IntRange(min=1),
+        default=SCHEDULER.max_running,
+        show_default=True,
+        help="Requests that run at once.",
+    ),
+    click.option(
+        "--max-model-len",
+        type=click.IntRange(min=2),
+        default=SCHEDULER.max_model_len,
+        show_default=True,
+        help="Prompt and output tokens of a request together, at most.",
+    ),
+    click.option(
+        "--copy-share",
+        type=float,
+        default=SCHEDULER.copy_share,
+        show_default=True,
+        help="Share of a step's time that background copies may take.",
+    ),
+)
+
+
+def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds `OPTIONS` to a command, in this order in its help."""
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
