@@ -53,6 +53,8 @@ DTYPES = (
 )
 DTYPE_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 NUMEL_BITS = 40
+MAX_VIEWS = 4096
+"""Shapes whose views are kept."""
 
 Views = tuple[list[torch.Tensor], list[torch.Tensor]]
 
@@ -84,7 +86,7 @@ class MailboxCommunicator:
             for at in (0, BOX_BYTES)
         )
         self._typed: dict[torch.dtype, Views] = {}
-        self._views: dict[tuple[int, torch.dtype], Views] = {}
+        self._views: dict[tuple[tuple[int, ...], torch.dtype], Views] = {}
 
     @property
     def rank(self) -> int:
@@ -97,30 +99,29 @@ class MailboxCommunicator:
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         if self._size == 1:
             return x
-        flat = x.view(-1)
-        boxes = self._post(flat)
-        self._meet(ALL_REDUCE, x.dtype, flat.numel())
+        boxes = self._post(x, x.shape)
+        self._meet(ALL_REDUCE, x.dtype, x.numel())
         if self._size == 2:
-            return flat.add_(boxes[1 - self._rank]).view(x.shape)
-        _sum_in_order(boxes, out=flat)
+            return x.add_(boxes[1 - self._rank])
+        _sum_in_order(boxes, out=x)
         return x
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        boxes = self._post(x.view(-1))
+        boxes = self._post(x, (1, *x.shape))
         self._meet(ALL_GATHER, x.dtype, x.numel())
-        return torch.cat(boxes).view(self._size, *x.shape)
+        return torch.cat(boxes)
 
     def all_gather_v(self, x: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-        width = prod(x.shape[1:])
-        self._post(x.view(-1))
-        self._meet(ALL_GATHER_V, x.dtype, sum(counts) * width)
-        parts = [self._box(count * width, x.dtype)[self._index & 1][r] for r, count in enumerate(counts)]
-        return torch.cat(parts).view(-1, *x.shape[1:]) if width else x.new_empty(sum(counts), *x.shape[1:])
+        row = x.shape[1:]
+        self._post(x, x.shape)
+        self._meet(ALL_GATHER_V, x.dtype, sum(counts) * prod(row))
+        parity = self._index & 1
+        return torch.cat([self._box((count, *row), x.dtype)[parity][r] for r, count in enumerate(counts)])
 
     def all_to_all_v(
         self, send: torch.Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]
     ) -> torch.Tensor:
-        self._post(send)
+        self._post(send, send.shape)
         parity = self._index & 1
         at = STARTS_AT[parity]
         self._head[at : at + self._size + 1] = array("q", accumulate(send_counts, initial=0))
@@ -138,35 +139,32 @@ class MailboxCommunicator:
         return torch.cat(parts)
 
     def broadcast(self, x: torch.Tensor, root: int) -> torch.Tensor:
-        flat = x.view(-1)
-        boxes = self._post(flat) if self._rank == root else self._next(flat)
-        self._meet(BROADCAST, x.dtype, flat.numel())
+        if self._rank == root:
+            self._post(x, x.shape)
+        else:
+            self._index += 1
+        self._meet(BROADCAST, x.dtype, x.numel())
         if self._rank != root:
-            flat.copy_(boxes[root])
+            x.copy_(self._box(x.shape, x.dtype)[self._index & 1][root])
         return x
 
     def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
-        boxes = self._post(x.view(-1))
+        boxes = self._post(x, x.shape)
         self._meet(REDUCE_SCATTER, x.dtype, x.numel())
         out = x.new_empty(x.shape[1:])
-        count = out.numel()
-        mine = slice(self._rank * count, (self._rank + 1) * count)
-        _sum_in_order([box[mine] for box in boxes], out=out.view(-1))
+        _sum_in_order([box[self._rank] for box in boxes], out=out)
         return out
 
     def barrier(self) -> None:
         self._index += 1
         self._meet(BARRIER, torch.uint8, 0)
 
-    def _post(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Begin the next collective with `flat` in this rank's mailbox; all ranks' mailboxes, as long as `flat`."""
-        boxes = self._next(flat)
-        boxes[self._rank].copy_(flat)
-        return boxes
-
-    def _next(self, flat: torch.Tensor) -> list[torch.Tensor]:
+    def _post(self, x: torch.Tensor, shape: tuple[int, ...]) -> list[torch.Tensor]:
+        """Begin the next collective with `x` in this rank's mailbox; all ranks' mailboxes as tensors of `shape`."""
         self._index += 1
-        return self._box(flat.numel(), flat.dtype)[self._index & 1]
+        boxes = self._box(shape, x.dtype)[self._index & 1]
+        boxes[self._rank].copy_(x)
+        return boxes
 
     def _meet(self, op: int, dtype: torch.dtype, numel: int) -> None:
         """Tell the peers that this rank's part is posted, wait for theirs, and compare what they are."""
@@ -201,19 +199,20 @@ class MailboxCommunicator:
                     f" for rank {rank}, which is at collective {other[0]}"
                 )
 
-    def _box(self, numel: int, dtype: torch.dtype) -> Views:
-        """The first `numel` elements of every mailbox: by parity, then by rank."""
-        views = self._views.get((numel, dtype))
+    def _box(self, shape: tuple[int, ...], dtype: torch.dtype) -> Views:
+        """The beginning of every mailbox as a tensor of `shape`: by parity, then by rank."""
+        views = self._views.get((shape, dtype))
         if views is None:
+            numel = prod(shape)
             if numel * dtype.itemsize > BOX_BYTES:
                 raise CapacityError(
                     f"a message of {numel * dtype.itemsize >> 20} MiB exceeds a mailbox of {BOX_BYTES >> 20} MiB;"
                     " lower --token-budget"
                 )
-            if len(self._views) >= 4096:
+            if len(self._views) >= MAX_VIEWS:
                 self._views.clear()
-            even, odd = self._whole(dtype)
-            views = self._views[numel, dtype] = ([b[:numel] for b in even], [b[:numel] for b in odd])
+            even, odd = ([box[:numel].view(shape) for box in boxes] for boxes in self._whole(dtype))
+            views = self._views[shape, dtype] = (even, odd)
         return views
 
     def _whole(self, dtype: torch.dtype) -> Views:
