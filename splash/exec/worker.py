@@ -12,6 +12,7 @@ import torch
 
 from splash.exec.checked import CheckedCommunicator, assert_replicated
 from splash.exec.copies import byte_copy
+from splash.exec.frame import RankShape
 from splash.exec.inputs import InputBuilder, StepInputs
 from splash.exec.mirror import Mirror, Sequence
 from splash.exec.pages import page_fields
@@ -98,11 +99,15 @@ class Worker:
         )
         self._inputs = InputBuilder(
             mirror=self.mirror,
-            topo=topo,
-            widths=widths(spec, comm.size, ITEMSIZE[args.dtype]),
+            shape=RankShape(
+                rank=comm.rank,
+                topo=topo,
+                block_size=memory.pages.block_size,
+                widths=widths(spec, comm.size, ITEMSIZE[args.dtype]),
+                is_mla=spec.is_mla,
+            ),
             rope=RopeTable(spec.rope, args.max_positions, dtype=dtype, device=backend.device),
             attention=attention,
-            is_mla=spec.is_mla,
             gather_tokens=args.gather_tokens,
         )
         self._sampler = Sampler(comm=comm, vocab_size=spec.vocab_size, gaps=args.gaps, observe=observe)

@@ -1,0 +1,149 @@
+"""The part of a step's inputs that stays while the same rows run in the same layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from splash.exec.mirror import Mirror, Sequence
+from splash.layout.exchange import Routes, Widths, counts_b, may_ride, route
+from splash.layout.holders import Topology
+from splash.layout.rows import Span, ordered
+from splash.layout.writers import row_share
+from splash.model.attention.rows import Index, OutputExchange
+from splash.sched.step import StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class RankShape:
+    """What decides a rank's part in any step, beside the plan."""
+
+    rank: int
+    topo: Topology
+    block_size: int
+    widths: Widths
+    is_mla: bool
+    """Every rank computes every row's latent, so no new KV travels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Which rows go where, for one rank. Names as in `AttentionRows`."""
+
+    routes: Routes
+    sequences: list[Sequence]
+    """Of each span."""
+    here: tuple[int, ...]
+    """Spans that attend here with all heads, in order."""
+    num_own: int
+    num_here: int
+    num_returning: int
+    num_full_paged: int
+    full_queries: Index
+    full_kv: Index
+    full_kv_places: dict[int, int]
+    """Row to its place in `full_kv`."""
+    queries_sent: Index
+    """Own queries to send, destination after destination."""
+    queries_sent_counts: tuple[int, ...]
+    may_ride: bool
+    """New KV may have to travel, depending on positions."""
+    output_exchange: OutputExchange | None
+    finish_by_head: Index | None
+    finish_full: Index | None
+    sampled: list[Sequence]
+    """Requests that get a token, in the order of the result."""
+    sample_rows: Index
+
+
+def make_frame(plan: StepPlan, mirror: Mirror, shape: RankShape) -> Frame:
+    rank, ranks = shape.rank, shape.topo.ranks
+    routes = route(ordered(_spans(plan, mirror)), ranks)
+    rows, count = routes.rows, routes.count
+    stay = rows(routes.full_local[rank])
+    shares = _shares(routes, rank)
+    full_kv: list[int] = []
+    if not shape.is_mla:
+        full_kv = rows((*routes.full_striped, *routes.full_local[rank], *routes.gathered_full))
+    everywhere = rows(routes.to_all)
+    sent = [rows(indices) + everywhere for indices in routes.to_owner]
+    here = (*routes.to_owner[rank], *routes.to_all, *routes.full_striped, *routes.full_local[rank])
+    by_head = rows((*routes.own, *routes.gathered))
+    by_head += [row for indices in routes.to_owner for row in rows(indices)]
+    by_head += rows((*routes.to_all, *routes.full_striped))
+    sampled, sample_rows = _sampled(plan, mirror, routes)
+    return Frame(
+        routes=routes,
+        sequences=[mirror.sequences[span.request] for span in routes.spans],
+        here=here,
+        num_own=count(routes.own),
+        num_here=count(here),
+        num_returning=count(here) - len(stay),
+        num_full_paged=count(routes.full_striped) + len(stay),
+        full_queries=index_of(rows(routes.full_striped) + stay + shares),
+        full_kv=index_of(full_kv),
+        full_kv_places={row: place for place, row in enumerate(full_kv)},
+        queries_sent=index_of([row for part in sent for row in part]),
+        queries_sent_counts=tuple(map(len, sent)),
+        may_ride=not shape.is_mla and ranks > 1 and any(may_ride(s.present, s.next) for s in routes.spans),
+        output_exchange=_output_exchange(routes, shape),
+        finish_by_head=index_of(by_head) if by_head else None,
+        finish_full=index_of(stay + shares) if stay or shares else None,
+        sampled=sampled,
+        sample_rows=sample_rows,
+    )
+
+
+def index_of(rows: list[int]) -> Index:
+    """A slice if the rows are contiguous, else their numbers."""
+    if not rows:
+        return slice(0, 0)
+    if rows[-1] - rows[0] + 1 == len(rows) and rows == list(range(rows[0], rows[-1] + 1)):
+        return slice(rows[0], rows[-1] + 1)
+    return torch.tensor(rows, dtype=torch.int64)
+
+
+def _spans(plan: StepPlan, mirror: Mirror) -> Iterator[Span]:
+    for request in plan.decodes:
+        s = mirror.sequences[request]
+        yield Span(request, s.num_tokens - 1, 1, s.present, s.next, plan.decode_method, True)
+    for chunk in plan.chunks:
+        s = mirror.sequences[chunk.request]
+        yield Span(chunk.request, chunk.start, chunk.count, s.present, s.next, chunk.method, False)
+
+
+def _sampled(plan: StepPlan, mirror: Mirror, routes: Routes) -> tuple[list[Sequence], Index]:
+    """Decodes in plan order, then the chunks that reach the end of what is known; and their last rows."""
+    last_rows = {
+        span.request: start + span.count - 1 for span, start in zip(routes.spans, routes.starts, strict=True)
+    }
+    requests = list(plan.decodes)
+    for chunk in plan.chunks:
+        if chunk.start + chunk.count == mirror.sequences[chunk.request].num_tokens:
+            requests.append(chunk.request)
+    sequences = [mirror.sequences[request] for request in requests]
+    return sequences, index_of([last_rows[request] for request in requests])
+
+
+def _shares(routes: Routes, rank: int) -> list[int]:
+    """Rows of gathered full spans that `rank` computes."""
+    rows = []
+    for index in routes.gathered_full:
+        share = row_share(rank, routes.spans[index].count, routes.ranks)
+        rows += [routes.starts[index] + offset for offset in share]
+    return rows
+
+
+def _output_exchange(routes: Routes, shape: RankShape) -> OutputExchange | None:
+    if not routes.has_outputs:
+        return None
+    counts = counts_b(routes, shape.widths)
+    return OutputExchange(
+        owned=routes.count(routes.to_owner[shape.rank]),
+        partial=routes.count(routes.to_all) + routes.count(routes.full_striped),
+        owned_from=tuple(routes.count(indices) for indices in routes.to_owner),
+        send_counts=tuple(counts[shape.rank]),
+        recv_counts=tuple(row[shape.rank] for row in counts),
+    )

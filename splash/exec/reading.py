@@ -1,0 +1,102 @@
+"""What the rows of a step read on one rank: its pages, or histories that are gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from splash.exec.entries import entry_of
+from splash.exec.frame import Frame, RankShape
+from splash.hal.protocol import Attention, SeqRows
+from splash.layout.exchange import gather_parts
+from splash.layout.writers import row_share
+from splash.model.attention.rows import Gather, HistoryPart
+
+
+class Reading:
+    """Prepares the attention of a step. `gather_tokens` bounds the workspace of a gathered history."""
+
+    def __init__(self, shape: RankShape, attention: Attention, gather_tokens: int) -> None:
+        self._shape = shape
+        self._attention = attention
+        self._gather_tokens = gather_tokens
+        self._own_group = shape.topo.group_of(shape.rank)
+
+    def own_seqs(self, frame: Frame, starts: list[int]) -> object:
+        """Own heads over the own group's pages: the first rows."""
+        if not frame.num_own:
+            return None
+        seqs: list[SeqRows] = []
+        for index in frame.routes.own:
+            self._read(seqs, frame, index, starts[index], self._own_group, frame.routes.starts[index])
+        return self._attention.prepare(seqs, self._shape.block_size)
+
+    def here_seqs(self, frame: Frame, starts: list[int]) -> object:
+        """All heads over all groups' pages, group after group of the rows that attend here."""
+        if not frame.num_here:
+            return None
+        seqs: list[SeqRows] = []
+        for group in range(self._shape.topo.groups):
+            row = group * frame.num_here
+            for index in frame.here:
+                self._read(seqs, frame, index, starts[index], group, row)
+                row += frame.routes.spans[index].count
+        return self._attention.prepare(seqs, self._shape.block_size)
+
+    def _read(self, seqs: list[SeqRows], frame: Frame, index: int, start: int, group: int, row: int) -> None:
+        """Add what this rank reads for one span and group, if anything."""
+        size, span = self._shape.block_size, frame.routes.spans[index]
+        end = start + span.count
+        num_blocks = -(-end // size)
+        local = frame.sequences[index].table.local(group, num_blocks, span.present)
+        if local is None:
+            return
+        num_keys = local.num_pages * size
+        if local.holds_last:
+            num_keys -= num_blocks * size - end
+        seqs.append(
+            SeqRows(row, span.count, start, local.pages, local.first_block, local.block_step, num_keys)
+        )
+
+    def gathers(self, frame: Frame) -> Iterator[Gather]:
+        """By head first, then shares, as `layer_collectives` lists them."""
+        routes, shape = frame.routes, self._shape
+        for index in routes.gathered:
+            rows = slice(routes.starts[index], routes.starts[index] + routes.spans[index].count)
+            share = range(routes.spans[index].count)
+            yield self._gather(frame, index, share, full=False, queries=rows, entries=rows)
+        query = frame.num_full_paged
+        for index in routes.gathered_full:
+            count = routes.spans[index].count
+            share = row_share(shape.rank, count, shape.topo.ranks)
+            first = entry_of(frame, routes.starts[index], 0, shape)
+            entries = slice(first, first + count * shape.topo.groups)
+            queries = slice(query, query + len(share))
+            yield self._gather(frame, index, share, full=True, queries=queries, entries=entries)
+            query += len(share)
+
+    def _gather(
+        self, frame: Frame, index: int, share: range, *, full: bool, queries: slice, entries: slice
+    ) -> Gather:
+        """`share`: which of the span's rows this rank computes."""
+        topo, size = self._shape.topo, self._shape.block_size
+        span, table = frame.routes.spans[index], frame.sequences[index].table
+        groups = range(topo.groups if full else 1)
+        parts = []
+        for first, stop, tokens in gather_parts(span, topo, size, self._gather_tokens):
+            pages = [table.between(group, first, stop, span.present) for group in range(topo.groups)]
+            total = sum(tokens)
+            seqs = self._whole_pages(groups, len(share), total, start=total, num_keys=total)
+            parts.append(HistoryPart(tuple(pages), tokens, seqs))
+        own = self._whole_pages(groups, len(share), span.count, start=share.start, num_keys=share.stop)
+        return Gather(full, queries, tuple(parts), entries, own)
+
+    def _whole_pages(
+        self, groups: Iterable[int], count: int, page_tokens: int, *, start: int, num_keys: int
+    ) -> object:
+        """`count` queries over the first keys of page g, for each group g; positions count from the page's start."""
+        if not count:
+            return None
+        seqs = [SeqRows(g * count, count, start, torch.tensor([g]), 0, 1, num_keys) for g in groups]
+        return self._attention.prepare(seqs, page_tokens)
