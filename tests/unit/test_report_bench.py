@@ -1,0 +1,51 @@
+"""The figures of `bench.switch`, on runs whose costs are known."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from bench.switch import SETTLE_STEPS, all_pairs, lost_seconds, staging_throughput, summary
+from splash.core.events import StepDone, SwitchDone
+from splash.layout.layouts import LAYOUTS
+
+FORWARD, BOUNDARY = 0.1, 0.001
+
+
+def test_all_pairs_are_walked_once_and_chained() -> None:
+    """Red when a pair is left out, doubled, or does not begin where the one before ended."""
+    pairs = all_pairs(list(LAYOUTS))
+    assert sorted(pairs) == sorted((a, b) for a in LAYOUTS for b in LAYOUTS if a != b)
+    assert all(a[1] == b[0] for a, b in pairwise(pairs))
+    assert pairs[0][0] == pairs[-1][1]
+
+
+def _run(*, slow: float = 0.0, flip: float = 0.0) -> tuple[list[StepDone], SwitchDone]:
+    """16 rows in tp; from step 21 on the copies of a switch slow five steps, the flip before step 26 costs `flip`,
+    and dp steps take half the time."""
+    steps, t = [], 0.0
+    for index in range(60):
+        forward = FORWARD * (0.5 if index >= 26 else 1.0) * (1 + (slow if 21 <= index < 26 else 0.0))
+        boundary = BOUNDARY + (flip if index == 26 else 0.0)
+        t += boundary + forward
+        rows = {"dp" if index >= 26 else "tp": 16}
+        steps.append(StepDone(t, index, forward, boundary, 16, 0, rows, [16, 16], 16 * (index == 26), 16))
+    return steps, SwitchDone(t, 26, "tp", "dp", "", "done", 6, 16, 100, 0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("slow", [0.0, 0.1])
+@pytest.mark.parametrize("flip", [0.0, 0.004])
+def test_what_a_switch_takes(slow: float, flip: float) -> None:
+    """Red when a slower step, or a longer boundary, is not counted, or the faster layout is taken for a gain."""
+    steps, switch = _run(slow=slow, flip=flip)
+    assert lost_seconds(steps, switch) == pytest.approx(flip + 5 * FORWARD * slow, abs=1e-9)
+    period = FORWARD + BOUNDARY
+    expected = 6 * period / (6 * period + 5 * FORWARD * slow)
+    assert staging_throughput(steps, [switch]) == pytest.approx(expected)
+    figures = summary(steps, [switch], 20.0, context=256, rows=16)
+    assert figures["switch_cost"]["excess_s"] == pytest.approx(flip, abs=1e-9)
+    assert figures["lost_request_s"]["drain_and_restart"] == 320.0
+    (pair,) = [p for p in figures["pairs"] if p["switches"]]
+    assert (pair["from"], pair["to"], pair["flips"]) == ("tp", "dp", 1)
+    assert SETTLE_STEPS < 20
