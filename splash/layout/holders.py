@@ -53,10 +53,3 @@ def local_blocks(at: Assignment, rank: int, group: int, num_blocks: int, topo: T
             return range(num_blocks if at.home == rank else 0)
         case Placement.STRIPED:
             return range((rank - at.home) % topo.ranks, num_blocks, topo.ranks)
-
-
-def local_groups(at: Assignment, rank: int, topo: Topology) -> range:
-    """The KV groups of which `rank` can hold blocks under `at`."""
-    if at.layout.placement is Placement.BY_HEAD:
-        return range(topo.group_of(rank), topo.group_of(rank) + 1)
-    return range(topo.groups)

@@ -78,8 +78,13 @@ class Assignment:
     layout: Layout
     home: int = 0
 
+    @property
+    def has_home(self) -> bool:
+        """Whether `home` means anything."""
+        return self.layout.placement is not Placement.BY_HEAD
+
     def __str__(self) -> str:
-        return self.layout.name if self.layout is TP else f"{self.layout.name}@{self.home}"
+        return f"{self.layout.name}@{self.home}" if self.has_home else self.layout.name
 
     def __reduce__(self) -> tuple[Callable[[Layout, int], Assignment], tuple[Layout, int]]:
         return assigned, (self.layout, self.home)

@@ -101,10 +101,5 @@ class Record:
     def placed(self) -> bool:
         """Its KV lies where its goal wants it."""
         return self.present.layout.placement is self.goal.layout.placement and (
-            self.present.home == self.goal.home or not has_home(self.goal)
+            self.present.home == self.goal.home or not self.goal.has_home
         )
-
-
-def has_home(at: Assignment) -> bool:
-    """Whether the home of an assignment means anything."""
-    return at.layout.placement.value != "by_head"

@@ -4,7 +4,7 @@ Plans are deltas. An executor mirrors per request {tokens, computed length, pres
 and per rank {resident shards}; a plan says only what changes, then which rows to compute. Whatever
 decides a collective (rows, assignments, methods) is in the plan, so all ranks agree on it.
 
-Order of effects within one plan: `gone`, `admits`, `residents`, `grants`, `shadows`, `moves`, `flips`,
+Order of effects within one plan: `gone`, `admits`, `residents`, `grants`, `moves`, `shadows`, `flips`,
 `stages` (a flip ends a staging; a stage after it begins one or goes on with it); then the forward pass over
 `decodes` and `chunks`; then `copies`, in the background where the port can. Their acknowledgements may come
 with any later result.

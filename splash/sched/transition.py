@@ -23,7 +23,7 @@ from splash.core.events import (
     TargetRefused,
 )
 from splash.kv.blocks import KVStore
-from splash.layout.layouts import Assignment, Layout, Projection, assigned, with_projection
+from splash.layout.layouts import Assignment, Layout, Placement, Projection, assigned, with_projection
 from splash.layout.residency import full_ranks
 from splash.sched.copies import CopyLedger
 from splash.sched.draft import PlanDraft
@@ -124,7 +124,7 @@ class Transitions:
 
     def rebalance(self, step: int) -> int:
         """Move requests of owner layouts so that owners hold equal shares; returns how many will move."""
-        owned = [r for r in self._running.values() if r.goal.layout.placement.value == "owner"]
+        owned = [r for r in self._running.values() if r.goal.layout.placement is Placement.OWNER]
         moves = balanced_homes(owned, self._store)
         for record_id, home in moves.items():
             record = self._running[record_id]
@@ -489,7 +489,7 @@ class Transitions:
     def _projected(self, wanted: Layout, at: Assignment) -> Layout:
         """The layout at `at`'s place with the projection of `wanted`, if the shards it needs are resident."""
         if wanted.projection is Projection.FULL:
-            full = assigned(with_projection(at.layout, Projection.FULL), at.home) if _owned(at) else None
+            full = assigned(with_projection(at.layout, Projection.FULL), at.home) if at.has_home else None
             if full is not None and all(
                 self.residencies[r].phase is Phase.FULL for r in full_ranks(full, self._store.topo.ranks)
             ):
@@ -524,9 +524,5 @@ class Transitions:
                     residency.drop_evacuation(evac, step)
 
 
-def _owned(at: Assignment) -> bool:
-    return at.layout.placement.value != "by_head"
-
-
 def _same_place(a: Assignment, b: Assignment) -> bool:
-    return a.layout.placement is b.layout.placement and (a.home == b.home or not _owned(a))
+    return a.layout.placement is b.layout.placement and (a.home == b.home or not a.has_home)

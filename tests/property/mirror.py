@@ -84,12 +84,12 @@ class MirrorExecutor:
             self._zero(rank, page)
             self.requests[request].tables[rank, group, block] = page
             self.requests[request].shadows.pop((rank, group, block), None)
-        for request, block, group, rank, page in plan.shadows:
-            self._zero(rank, page)
-            self.requests[request].shadows[rank, group, block] = page
         for request, block, group, rank, page in plan.moves:
             self.requests[request].tables[rank, group, block] = page
             self.requests[request].shadows.pop((rank, group, block), None)
+        for request, block, group, rank, page in plan.shadows:
+            self._zero(rank, page)
+            self.requests[request].shadows[rank, group, block] = page
         for request, at in plan.flips:
             self.requests[request].present, self.requests[request].next = at, None
         for request, at in plan.stages:
