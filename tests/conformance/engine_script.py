@@ -12,12 +12,13 @@ def main(mode: str) -> None:
         print("started", flush=True)
         time.sleep(600)
     job.send("hello")
-    print([(answer[1], answer[2]) for answer in job.receive(60)], flush=True)
-    if mode == "collective":  # rank 0 waits in a collective, rank 1 is elsewhere
-        job.send(("reduce", 0))
-    elif mode == "exit":
-        sys.exit(0)
+    answers = job.receive(60)
     try:
+        print([(answer[1], answer[2]) for answer in answers], flush=True)
+        if mode == "collective":  # rank 0 waits in a collective, rank 1 is elsewhere
+            job.send(("reduce", 0))
+        elif mode == "exit":
+            sys.exit(0)
         time.sleep(600)
     except KeyboardInterrupt:
         job.send("still there?")

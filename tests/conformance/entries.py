@@ -5,10 +5,12 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 
 import torch
 
 from splash.core.errors import CheckpointError
+from splash.hal.conformance import suite
 from splash.hal.protocol import RankContext
 
 
@@ -35,6 +37,10 @@ def obey(context: RankContext, order: str) -> None:
         raise CheckpointError("no such folder: /x")
     elif order == "reduce":
         context.comm.all_reduce(torch.ones(5))
+    elif order == "differ":
+        context.comm.all_reduce(torch.ones(5)) if context.rank == 0 else context.comm.all_gather(
+            torch.ones(5)
+        )
     elif order == "sleep":
         time.sleep(600)
     elif order == "loop":
@@ -47,3 +53,11 @@ def obey(context: RankContext, order: str) -> None:
 
 def ends_at_once(context: RankContext, args: object) -> None:
     """Returns although nobody closed the job."""
+
+
+def serve_checks_over_mpi(context: RankContext, args: object) -> None:
+    """The conformance suite's rank, whose communicator is the one that stands in where mailboxes cannot run."""
+    from mpi4py import MPI
+    from splash_cpu.communicator import MpiCommunicator
+
+    suite.serve(replace(context, comm=MpiCommunicator(MPI.COMM_WORLD)), args)

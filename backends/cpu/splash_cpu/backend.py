@@ -44,6 +44,7 @@ class CpuBackend:
 
         if not 1 <= size <= self.caps.max_ranks:
             raise NotSupported(f"the cpu port runs 1 to {self.caps.max_ranks} ranks, not {size} (--ranks)")
+        probe()  # says what is missing, where a launch would fail somehow
         return MpiRankJob(size, entry, args, threads=max(1, num_cores() // size))
 
     def pool(self, comm: Communicator, num_bytes: int) -> Pool:

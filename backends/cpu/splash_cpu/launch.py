@@ -270,6 +270,7 @@ def _start(size: int, address: str, threads: int) -> subprocess.Popen[bytes]:
         PYTHONPATH=path,
         OMP_NUM_THREADS=str(threads),
         MKL_NUM_THREADS=str(threads),
+        GOMP_SPINCOUNT="10000",  # threads that wait give way after some 100 µs; by default they burn a core
         HWLOC_XMLFILE=os.devnull,  # else the launcher writes a topology file to /tmp, and may leave it there
         UCX_TLS="sm,self",  # one machine: no listening on networks
         UCX_HANDLE_ERRORS="none",  # a crash shows as what it is
