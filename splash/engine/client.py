@@ -30,7 +30,7 @@ from splash.sched.step import Executor, StepPlan, StepResult
 
 Prompt = str | Sequence[int]
 
-PATIENCE_S = 20.0
+PATIENCE_S = 10.0
 """How long a step may still take when the engine is closed, before its ranks are ended under it."""
 
 
@@ -131,6 +131,10 @@ class _Deliveries:
         if self._on_step is not None:
             self._on_step(plan, result)
 
+    def abort(self) -> None:
+        """Ends what is open, without its loop."""
+        self.deliver([Output(request, (), "abort") for request in self._open])
+
     def fail(self, error: BaseException) -> None:
         while self._open:
             stream, _ = self._open.popitem()[1]
@@ -159,6 +163,7 @@ class Engine:
         self._sinks = [*sinks, trace.event] if trace else [*sinks]
         self._ids = count()
         self._failure: BaseException | None = None
+        self._gave_up = False
         self._lock = threading.Lock()
         self._inbox = Inbox()
         self._deliveries = _Deliveries(on_step)
@@ -259,6 +264,7 @@ class Engine:
         with self._lock:
             self._inbox.close()
         if not self._done.wait(PATIENCE_S):  # a rank hangs: without its ranks the loop ends too
+            self._gave_up = True
             self._executor.close()
         self._thread.join()
 
@@ -278,8 +284,11 @@ class Engine:
             finished = self._loop.run()
             outcome = "done" if finished else "interrupted"
         except BaseException as error:
-            self._failure = error
-            detail = str(error)
+            if self._gave_up:
+                outcome, detail = "interrupted", f"a step did not end within {PATIENCE_S:g} s"
+                self._deliveries.abort()
+            else:
+                self._failure, detail = error, str(error)
         finally:
             self._end(outcome, detail)
 

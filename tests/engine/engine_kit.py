@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -132,7 +133,7 @@ class MirrorDeployment:
 
     vocab_size = 60000
 
-    def __init__(self, *, pace_s: float = 0.0, fail_at: int | None = None, **config: int) -> None:
+    def __init__(self, *, pace_s: float = 0.0, fail_at: int = -1, hang_at: int = -1, **config: int) -> None:
         self._memory, self._topo = small_memory(2, 64), Topology(2, 1)
         settings = {
             "token_budget": 32,
@@ -142,7 +143,9 @@ class MirrorDeployment:
             **config,
         }
         self._config = SchedulerConfig(check_invariants=True, **settings)
-        self.executor = RealtimeMirror(self._memory, self._topo, pace_s=pace_s, fail_at=fail_at)
+        self.executor = RealtimeMirror(
+            self._memory, self._topo, pace_s=pace_s, fail_at=fail_at, hang_at=hang_at
+        )
         self.schedulers: list[Scheduler] = []
 
     def token_ids(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
@@ -175,18 +178,30 @@ class MirrorDeployment:
 
 
 class RealtimeMirror(TimedMirror):
-    """Its steps take `pace_s` of real time; a rank dies at step `fail_at`."""
+    """Its steps take `pace_s` of real time; a rank dies at step `fail_at`, or hangs at `hang_at`."""
 
-    def __init__(self, *args: Any, pace_s: float, fail_at: int | None) -> None:
+    def __init__(self, *args: Any, pace_s: float, fail_at: int, hang_at: int) -> None:
         super().__init__(*args)
-        self._pace_s, self._fail_at = pace_s, fail_at
+        self._pace_s, self._fail_at, self._hang_at = pace_s, fail_at, hang_at
+        self._closing = threading.Event()
+
+    @property
+    def hung(self) -> bool:
+        return self._hang_at >= 0
 
     def collect(self) -> StepResult:
         time.sleep(self._pace_s)
         result = super().collect()
         if result.index == self._fail_at:
             raise RankFailure("rank 1 was killed by signal 9")
+        if result.index == self._hang_at:
+            self._closing.wait()
+            raise RankFailure("the rank job was closed")
         return result
+
+    def close(self) -> None:
+        super().close()
+        self._closing.set()
 
 
 class Numbers:

@@ -31,7 +31,7 @@ def _engine(deployment: MirrorDeployment, events: list[Event] | None = None) -> 
         yield engine
     assert threading.active_count() == threads
     assert deployment.executor.closed
-    if engine.failure is None:
+    if engine.failure is None and not deployment.executor.hung:
         scheduler.store.collect(10**9)
         used = (PageState.LIVE, PageState.RESERVED, PageState.RETIRING)
         assert not any(pool.pages_in(used) for pool in scheduler.store.pools)
@@ -165,6 +165,20 @@ def test_a_failed_rank_ends_every_stream_with_its_error() -> None:
         assert isinstance(engine.failure, RankFailure)
     (end,) = [e for e in events if isinstance(e, RunFinished)]
     assert (end.outcome, end.detail) == ("failed", "rank 1 was killed by signal 9")
+
+
+def test_a_hanging_rank_does_not_keep_an_engine_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when closing waits for ever for a step, or loses what there was so far."""
+    monkeypatch.setattr("splash.engine.client.PATIENCE_S", 0.1)
+    events: list[Event] = []
+    with _engine(MirrorDeployment(hang_at=2), events) as engine:
+        stream = engine.submit([1], LONG)
+        first = [next(stream), next(stream)]
+        engine.close()
+        assert stream.result().finish_reason == "abort"
+    assert [piece.finish_reason for piece in first] == [None, None]
+    (end,) = [e for e in events if isinstance(e, RunFinished)]
+    assert (end.outcome, end.detail) == ("interrupted", "a step did not end within 0.1 s")
 
 
 def test_a_failing_sink_fails_the_run_not_the_client() -> None:
