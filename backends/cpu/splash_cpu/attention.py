@@ -12,8 +12,10 @@ The log-sum-exp comes from the softmax p of scores s: max(s) − log(max(p)).
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 
@@ -79,7 +81,10 @@ class Prepared:
 
 
 class CpuAttention:
-    """The `Attention` protocol."""
+    """The `Attention` protocol. Several threads may use one instance."""
+
+    def __init__(self) -> None:
+        self._space = _Space()
 
     def prepare(self, seqs: Sequence[SeqRows], block_size: int) -> Prepared:
         singles = [seq for seq in seqs if seq.count == 1 and seq.num_keys]
@@ -105,16 +110,27 @@ class CpuAttention:
             out.zero_()
             lse.fill_(NEVER)
         for batch in prepared.batches:
-            keys, values = _gather(kv, batch.pages, batch.bad)
+            keys, values = self._space.gather(kv, batch.pages, batch.bad)
             _attend_batch(q, keys, values, batch, scale, out, lse)
         for parts in prepared.long:
             rows = parts[0].rows
-            out[rows], lse[rows] = self.merge(*_attend_parts(q[rows], kv, parts, scale, out))
+            out[rows], lse[rows] = self.merge(*self._attend_parts(q[rows], kv, parts, scale, out))
         for chunk in prepared.chunks:
-            keys, values = _gather(kv, chunk.pages, None)
+            keys, values = self._space.gather(kv, chunk.pages, None)
             for block in chunk.blocks:
                 _attend_block(q, keys, values, block, scale, out, lse)
         return out.to(dtype), lse
+
+    def _attend_parts(
+        self, q: torch.Tensor, kv: PagedKV, parts: Sequence[Batch], scale: float, out: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`q` [1, heads, d_k] over each part: [parts, 1, heads, d_v] and [parts, 1, heads], to be merged."""
+        outs = out.new_empty(len(parts), *out.shape[1:])
+        lses = out.new_empty(len(parts), out.shape[1])
+        for i, part in enumerate(parts):
+            keys, values = self._space.gather(kv, part.pages, part.bad)
+            _attend_one(q, keys, values, part, scale, outs[i : i + 1], lses[i : i + 1])
+        return outs[:, None], lses[:, None]
 
     def merge(self, outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         total = lses.logsumexp(0)
@@ -197,17 +213,34 @@ def _groups(seqs: Sequence[SeqRows], max_pages: int) -> Iterator[list[SeqRows]]:
         yield group
 
 
-def _gather(kv: PagedKV, pages: torch.Tensor, bad: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """[tokens, kv_heads, d] of k and v in float32, zero where `bad`; v is a view of k where it is in the pages."""
-    keys = kv.k.index_select(0, pages).flatten(0, 1).float()
-    if bad is not None:
-        keys.index_fill_(0, bad, 0)
-    if kv.v.data_ptr() == kv.k.data_ptr():
-        return keys, keys[..., : kv.v.shape[-1]]
-    values = kv.v.index_select(0, pages).flatten(0, 1).float()
-    if bad is not None:
-        values.index_fill_(0, bad, 0)
-    return keys, values
+class _Space(threading.local):
+    """Memory for gathered pages that stays mapped and in the cache: one for each thread that attends."""
+
+    def __init__(self) -> None:
+        self._bytes = {"k": torch.empty(0, dtype=torch.uint8), "v": torch.empty(0, dtype=torch.uint8)}
+
+    def gather(
+        self, kv: PagedKV, pages: torch.Tensor, bad: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """[tokens, kv_heads, d] of k and v in float32, zero where `bad`, until the next call. Where v lies in k's
+        tokens, it is a view of k here too."""
+        keys = self._tokens("k", kv.k, pages, bad)
+        if kv.v.data_ptr() == kv.k.data_ptr():
+            return keys, keys[..., : kv.v.shape[-1]]
+        return keys, self._tokens("v", kv.v, pages, bad)
+
+    def _tokens(
+        self, name: str, paged: torch.Tensor, pages: torch.Tensor, bad: torch.Tensor | None
+    ) -> torch.Tensor:
+        shape = (pages.shape[0], *paged.shape[1:])
+        num_bytes = prod(shape) * paged.itemsize
+        if self._bytes[name].shape[0] < num_bytes:
+            self._bytes[name] = torch.empty(num_bytes, dtype=torch.uint8)
+        space = self._bytes[name][:num_bytes].view(paged.dtype).view(shape)
+        tokens = torch.index_select(paged, 0, pages, out=space).flatten(0, 1).float()
+        if bad is not None:
+            tokens.index_fill_(0, bad, 0)
+        return tokens
 
 
 def _attend_batch(
@@ -259,18 +292,6 @@ def _attend_one(
         torch.bmm(weights[j], values[:, :, j], out=outs[j])
     out.view(size, kv_heads, -1, out.shape[-1]).copy_(outs.transpose(0, 1))
     lse.view(size, kv_heads, -1).copy_((scores.amax(-1) - weights.amax(-1).log_()).transpose(0, 1))
-
-
-def _attend_parts(
-    q: torch.Tensor, kv: PagedKV, parts: Sequence[Batch], scale: float, out: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`q` [1, heads, d_k] over each part: [parts, 1, heads, d_v] and [parts, 1, heads], to be merged."""
-    outs = out.new_empty(len(parts), *out.shape[1:])
-    lses = out.new_empty(len(parts), out.shape[1])
-    for i, part in enumerate(parts):
-        keys, values = _gather(kv, part.pages, part.bad)
-        _attend_one(q, keys, values, part, scale, outs[i : i + 1], lses[i : i + 1])
-    return outs[:, None], lses[:, None]
 
 
 def _attend_block(
