@@ -111,10 +111,10 @@ class KVStore:
         self.pools[rank].set_state(page, PageState.RETIRING)
         self._retiring.append((last_step, rank, page))
 
-    def collect(self, step: int) -> None:
-        """Free retiring pages whose last reader is step `step` or earlier."""
+    def collect(self, step: int) -> bool:
+        """Free retiring pages whose last reader is step `step` or earlier; whether there were any."""
         if not self._retiring:
-            return
+            return False
         kept = []
         for entry in self._retiring:
             last_step, rank, page = entry
@@ -122,7 +122,14 @@ class KVStore:
                 self.pools[rank].release(page)
             else:
                 kept.append(entry)
+        freed = len(kept) < len(self._retiring)
         self._retiring = kept
+        return freed
+
+    def used(self, rank: int) -> int:
+        """KV pages of the rank that are in use, whatever for."""
+        counts = self.pools[rank].counts()
+        return counts[PageState.LIVE] + counts[PageState.RESERVED] + counts[PageState.RETIRING]
 
     @property
     def num_retiring(self) -> int:

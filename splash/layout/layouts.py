@@ -83,6 +83,11 @@ class Assignment:
         """Whether `home` means anything."""
         return self.layout.placement is not Placement.BY_HEAD
 
+    def same_place(self, other: Assignment) -> bool:
+        """Whether both mean the same holders of every block."""
+        same = self.layout.placement is other.layout.placement
+        return same and (self.home == other.home or not self.has_home)
+
     def __str__(self) -> str:
         return f"{self.layout.name}@{self.home}" if self.has_home else self.layout.name
 

@@ -71,6 +71,14 @@ class CopyLedger:
         self._next_id = 0
         self._outbox: list[tuple[PageCopy | ShardCopy, Draft]] = []
         self.traffic = Traffic.empty(self._ranks)
+        self._queued_into = [0] * self._ranks
+        self._queued_out_of = [0] * self._ranks
+        self._sent_into = [0] * self._ranks
+        self._purge = False
+        self._turn = 0
+        """The destination that chooses first: in turn, so that no rank is always last."""
+        self.num_acknowledged = 0
+        """Copies that have ever completed: what shows progress."""
         self.pages_left = 0
         self.weight_bytes_left = 0
 
@@ -78,27 +86,39 @@ class CopyLedger:
         draft.group.pending += 1
         draft.group.num_bytes += draft.num_bytes
         self._queues[draft.dst_rank].append(draft)
+        self._queue(draft, 1)
         self._count(draft, 1)
 
-    def queued_bytes(self, dst_rank: int) -> int:
-        return sum(d.num_bytes for d in self._queues[dst_rank] if not d.group.cancelled)
+    def cancel(self, group: CopyGroup) -> None:
+        """Nothing more of the group is sent; what is under way will still be acknowledged."""
+        group.cancelled = True
+        self._purge = True
+
+    @property
+    def busiest_bytes(self) -> int:
+        """Queued bytes of the busiest source or destination: what the rest of the queue waits for."""
+        return max(*self._queued_into, *self._queued_out_of)
 
     def fill_outbox(self, budget: int) -> None:
-        """Choose what the next plan sends: at most `budget` bytes out of and into every rank, one copy at least."""
+        """Choose what the next plan sends: at most `budget` bytes out of and into every rank, or one copy that is
+        larger. A rank that still waits for more than a step's worth of copies is sent none."""
+        self._drop_cancelled()
         out = [budget] * self._ranks
         for draft in (d for _, d in self._outbox):
             out[draft.src_rank] -= draft.num_bytes
-        for dst, queue in enumerate(self._queues):
+        self._turn = (self._turn + 1) % self._ranks
+        for dst in (*range(self._turn, self._ranks), *range(self._turn)):
+            queue = self._queues[dst]
+            if self._sent_into[dst] > budget:
+                continue
             into = budget - sum(d.num_bytes for _, d in self._outbox if d.dst_rank == dst)
             while queue:
                 draft = queue[0]
-                if draft.group.cancelled:
-                    self._drop(queue.popleft())
-                    continue
-                spent = min(into, out[draft.src_rank])
-                if draft.num_bytes > spent and spent < budget:
+                left = min(into, out[draft.src_rank])
+                if draft.num_bytes > left and left < budget:
                     break
                 queue.popleft()
+                self._queue(draft, -1)
                 into -= draft.num_bytes
                 out[draft.src_rank] -= draft.num_bytes
                 self._pin(draft)
@@ -114,6 +134,7 @@ class CopyLedger:
                 self._drop(draft)
                 continue
             draft.group.in_flight += 1
+            self._sent_into[draft.dst_rank] += draft.num_bytes
             self._sent[message.id] = draft
             messages.append(message)
         self._outbox = []
@@ -123,6 +144,8 @@ class CopyLedger:
         """Copies have completed: unpin their pages and count their bytes."""
         for copy_id in ids:
             draft = self._sent.pop(copy_id)
+            self._sent_into[draft.dst_rank] -= draft.num_bytes
+            self.num_acknowledged += 1
             self._unpin(draft)
             group = draft.group
             group.in_flight -= 1
@@ -136,27 +159,9 @@ class CopyLedger:
             else:
                 self.traffic.kv[draft.src_rank][draft.dst_rank] += draft.num_bytes
 
-    def purge(self) -> None:
-        """Drop queued drafts of cancelled groups, so that the counts of what is left are true."""
-        for queue in self._queues:
-            if any(d.group.cancelled for d in queue):
-                for draft in [d for d in queue if d.group.cancelled]:
-                    self._drop(draft)
-                kept = [d for d in queue if not d.group.cancelled]
-                queue.clear()
-                queue.extend(kept)
-
     @property
     def idle(self) -> bool:
         return not self._sent and not self._outbox and not any(self._queues)
-
-    @property
-    def has_outbox(self) -> bool:
-        return bool(self._outbox)
-
-    @property
-    def in_flight(self) -> int:
-        return len(self._sent)
 
     def take_traffic(self) -> Traffic:
         """What arrived since the last call."""
@@ -183,6 +188,22 @@ class CopyLedger:
         for rank, page in draft.pins:
             self._store.pools[rank].unpin(page)
         draft.pins = ()
+
+    def _drop_cancelled(self) -> None:
+        if not self._purge:
+            return
+        self._purge = False
+        for queue in self._queues:
+            for draft in [d for d in queue if d.group.cancelled]:
+                self._queue(draft, -1)
+                self._drop(draft)
+            kept = [d for d in queue if not d.group.cancelled]
+            queue.clear()
+            queue.extend(kept)
+
+    def _queue(self, draft: Draft, sign: int) -> None:
+        self._queued_into[draft.dst_rank] += sign * draft.num_bytes
+        self._queued_out_of[draft.src_rank] += sign * draft.num_bytes
 
     def _drop(self, draft: Draft) -> None:
         draft.group.pending -= 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from splash.kv.blocks import KVStore
 from splash.layout.capacity import PoolRoom, request_tokens
@@ -10,14 +10,34 @@ from splash.layout.layouts import Assignment, Layout, Placement, assigned
 from splash.sched.record import Record
 
 
-def choose_homes(records: Sequence[Record], layout: Layout, store: KVStore) -> dict[int, Assignment]:
-    """A goal per record id. Records already in (or on their way to) the placement keep their home; the
-    others go, longest first, to the rank with the fewest tokens (owner) or blocks (stripe offset)."""
+def choose_goals(
+    running: Sequence[Record], waiting: Collection[Record], layout: Layout, store: KVStore
+) -> tuple[dict[int, Assignment], str | None]:
+    """A goal per running request (by id), and why the layout cannot be reached, if it cannot.
+
+    Homes are kept where that fits; otherwise all are chosen anew.
+    """
+    goals = choose_homes(running, layout, store)
+    why_not = refusal(layout, goals, running, waiting, store)
+    if why_not is not None:
+        spread = choose_homes(running, layout, store, keep=False)
+        if refusal(layout, spread, running, waiting, store) is None:
+            return spread, None
+    return goals, why_not
+
+
+def choose_homes(
+    records: Sequence[Record], layout: Layout, store: KVStore, *, keep: bool = True
+) -> dict[int, Assignment]:
+    """A goal per record id. With `keep`, records already in (or on their way to) the placement keep their home; the
+    others go, longest first, to the rank with the fewest tokens. A stripe's home is its offset."""
+    if layout.placement is Placement.BY_HEAD:
+        return {record.id: assigned(layout, 0) for record in records}
     load = [0] * store.topo.ranks
     goals: dict[int, Assignment] = {}
     homeless = []
     for record in records:
-        home = _kept_home(record, layout.placement)
+        home = _kept_home(record, layout.placement) if keep else None
         if home is None:
             homeless.append(record)
         else:
@@ -56,7 +76,7 @@ def home_for_new(records: Iterable[Record], layout: Layout, store: KVStore) -> i
         return 0
     load = [0] * store.topo.ranks
     for record in records:
-        if record.present.layout.placement is not Placement.BY_HEAD:
+        if record.goal.layout.placement is layout.placement:
             load[record.goal.home] += len(record.tokens)
     return load.index(min(load))
 
@@ -86,10 +106,10 @@ def refusal(
             f"{layout} needs {need[worst]} KV pages on rank {worst} for {len(running)} running requests,"
             f" its pool has {pages} under that layout"
         )
-    longest = max((r.limit for r in (*running, *waiting)), default=0)
+    longest = max((r.limit - 1 for r in (*running, *waiting)), default=0)
     holds = request_tokens(layout, room(store), store.topo, store.block_size)
     if longest > holds:
-        return f"{layout} holds at most {holds} tokens of one request, one may grow to {longest}"
+        return f"{layout} holds at most {holds} tokens of one request, one may cache {longest}"
     return None
 
 

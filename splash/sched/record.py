@@ -21,7 +21,6 @@ class Record:
     """
 
     __slots__ = (
-        "alive",
         "arrival_s",
         "blocks",
         "computed",
@@ -41,6 +40,7 @@ class Record:
         "seed",
         "staging",
         "stops",
+        "stranded",
         "tokens",
     )
 
@@ -66,8 +66,6 @@ class Record:
         self.arrival_s = request.arrival_s
         self.first_token_s: float | None = None
         self.last_token_s = 0.0
-        self.alive = True
-        """False once finished or aborted."""
         self.running = False
         """It has blocks and the executors know it."""
         self.decoding = False
@@ -80,6 +78,8 @@ class Record:
         """Set from the plan in which the staging begins until the flip."""
         self.goal = goal
         self.staging: Staging | None = None
+        self.stranded = False
+        """Its move was given up; the goal is where it is."""
 
     @property
     def num_output(self) -> int:
@@ -100,6 +100,4 @@ class Record:
     @property
     def placed(self) -> bool:
         """Its KV lies where its goal wants it."""
-        return self.present.layout.placement is self.goal.layout.placement and (
-            self.present.home == self.goal.home or not self.goal.has_home
-        )
+        return self.present.same_place(self.goal)

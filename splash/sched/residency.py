@@ -8,12 +8,13 @@ from enum import Enum
 
 from splash.kv.blocks import Block, KVStore
 from splash.kv.pool import PageState, SlotState
+from splash.sched.bound import Bound
 from splash.sched.copies import CopyGroup, CopyLedger, Draft
 from splash.sched.record import Record
 from splash.sched.step import PageMove, Shadow
 
-SHARD_CHUNK_BYTES = 1 << 20
-"""Shards are fetched in runs of this many bytes."""
+MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 64 << 10, 1 << 20
+"""Shards are fetched in runs of a step's budget, within these bounds."""
 
 
 class Phase(Enum):
@@ -56,6 +57,8 @@ class RankResidency:
     """Pages reserved for evacuations that have not begun."""
     evacuations: list[Evacuation] = field(default_factory=list)
     fetch: CopyGroup | None = None
+    bound: Bound | None = None
+    """Of draining, then of fetching."""
     abandoned: list[tuple[CopyGroup, list[int]]] = field(default_factory=list)
     """Fetches given up while copies were in flight, with the slots they still write to."""
     undone: list[Evacuation] = field(default_factory=list)
@@ -81,7 +84,7 @@ class RankResidency:
         )
         return max(0, occupied + margin - free_outside)
 
-    def grow(self, margin: int) -> bool:
+    def grow(self, margin: int, step: int, token_bytes: int) -> bool:
         """Begin to make every shard resident, if the room is there: drain the slots and reserve the pages
         that the evacuation needs, at once. False, and nothing changed, if it is not."""
         assert self.phase is Phase.OWN
@@ -93,15 +96,19 @@ class RankResidency:
         occupied = sum(len(pool.occupied(j)) for j in self.others)
         self.spare = pool.take(occupied, PageState.RESERVED)
         self.phase = Phase.DRAINING
+        page_bytes = token_bytes * self.store.block_size
+        self.bound = Bound(step, self.ledger.busiest_bytes + occupied * page_bytes)
         return True
 
-    def advance(self, records: Iterable[Record], token_bytes: int) -> None:
+    def advance(self, records: Iterable[Record], token_bytes: int, step: int, budget: int) -> None:
         """One step of background work: move pages out of draining slots, then fetch the shards."""
         self._give_back()
         if self.phase is Phase.DRAINING:
             self._evacuate(records, token_bytes)
             if all(self.store.pools[self.rank].drained(j) for j in self.others):
-                self._fetch()
+                self._fetch(step, budget)
+        if self.bound is not None:
+            self.bound.offer(budget)
 
     def take_undone(self) -> list[PageMove]:
         """Ends the shadows of moves given up since the last plan, where the old page is still in use: a copy that
@@ -141,7 +148,7 @@ class RankResidency:
             return False
         for j in self.others:
             self.store.pools[self.rank].filled(j)
-        self.phase, self.fetch = Phase.FULL, None
+        self.phase, self.fetch, self.bound = Phase.FULL, None, None
         return True
 
     def shrink(self, last_step: int) -> None:
@@ -150,7 +157,7 @@ class RankResidency:
         if self.phase is Phase.FULL:
             self.opening = (last_step, self.others)
         elif self.phase is Phase.FETCHING and self.fetch is not None:
-            self.fetch.cancelled = True
+            self.ledger.cancel(self.fetch)
             self.abandoned.append((self.fetch, self.others))
             self.fetch = None
         elif self.phase is Phase.DRAINING:
@@ -161,13 +168,13 @@ class RankResidency:
             self.spare = []
             for j in self.others:
                 pool.undrain(j)
-        self.phase = Phase.OWN
+        self.phase, self.bound = Phase.OWN, None
         self._give_back()
 
     def drop_evacuation(self, evac: Evacuation, last_step: int) -> None:
         """Give up moving a page: its new page retires (step `last_step` and a copier may still write to it)."""
         self.evacuations.remove(evac)
-        evac.copies.cancelled = True
+        self.ledger.cancel(evac.copies)
         if evac.announced:
             self.undone.append(evac)
         self.store.retire(self.rank, evac.new_page, last_step)
@@ -234,19 +241,21 @@ class RankResidency:
                 )
             )
 
-    def _fetch(self) -> None:
+    def _fetch(self, step: int, budget: int) -> None:
         pool = self.store.pools[self.rank]
         for page in self.spare:
             pool.release(page)
         self.spare = []
         self.fetch = CopyGroup()
+        chunk = max(MIN_CHUNK_BYTES, min(budget, MAX_CHUNK_BYTES))
         for j in self.others:
             pool.fill(j)
             total = self.store.geometry.shard_bytes
-            for first in range(0, total, SHARD_CHUNK_BYTES):
-                stop = min(total, first + SHARD_CHUNK_BYTES)
+            for first in range(0, total, chunk):
+                stop = min(total, first + chunk)
                 self.ledger.add(Draft(self.fetch, j, self.rank, stop - first, first, stop, shard=j))
         self.phase = Phase.FETCHING
+        self.bound = Bound(step, self.ledger.busiest_bytes)
 
     def _give_back(self) -> None:
         for entry in list(self.abandoned):

@@ -7,11 +7,11 @@ compute; `update` takes a result. Torch-free and without a clock of its own, so 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from splash.core.config import SchedulerConfig
-from splash.core.errors import RequestError
+from splash.core.errors import CapacityError, RequestError
 from splash.core.events import (
     Event,
     EventSink,
@@ -28,7 +28,7 @@ from splash.kv.pool import PageState
 from splash.kv.slots import MemoryPlan
 from splash.layout.capacity import request_tokens
 from splash.layout.holders import Topology
-from splash.layout.layouts import Assignment, assigned, layout_named
+from splash.layout.layouts import Assignment, Layout, assigned, layout_named
 from splash.layout.rows import section_key_of
 from splash.sched.batch import RowBytes, chunk_method, share_budget
 from splash.sched.draft import PlanDraft
@@ -42,7 +42,7 @@ from splash.sched.transition import Transitions
 
 SAMPLE_PERIOD_S = 0.1
 """PoolSampled events are at least this far apart."""
-IDLE_COPY_FACTOR = 16
+IDLE_COPY_FACTOR = 4
 """With no rows to disturb, copies may take this many times the budget of a step."""
 POLICY_PERIOD = 4
 """Steps between two questions to the policy."""
@@ -133,12 +133,12 @@ class Scheduler:
                 f"the prompt has {num_prompt} tokens, the limit of prompt and output together is {limit}"
                 f" (--max-model-len): at most {limit - 1} prompt tokens leave room for one"
             )
-        length = min(num_prompt + max_tokens, limit)
+        length = min(num_prompt + max_tokens, limit) - 1  # the last token is sampled, not cached
         layout = self.transitions.target
-        holds = request_tokens(layout, room(self.store), self.store.topo, self.store.block_size)
+        holds = self._holds(layout)
         if length > holds:
             raise RequestError(
-                f"the request may grow to {length} tokens ({num_prompt} prompt, {max_tokens} max_tokens) and the pool"
+                f"the request may cache {length} tokens ({num_prompt} prompt, {max_tokens} max_tokens) and the pool"
                 f" holds at most {holds} tokens of one request under {layout};"
                 f" lower max_tokens or raise --kv-pages or --pool-mib"
             )
@@ -172,15 +172,21 @@ class Scheduler:
         return self._finish(record, (), "abort")
 
     def set_target(self, layout_name: str, reason: str) -> None:
-        """Aim for a layout from the next boundary on (ConfigError if there is none of that name), and stay there:
-        the policy is not asked any more. TargetRefused is emitted, and nothing changes, if it cannot fit."""
+        """Aim for a layout from the next step's background on (ConfigError if there is none of that name), and stay
+        there: the policy is not asked any more. TargetRefused is emitted, and nothing changes, if it cannot fit."""
         layout_named(layout_name)
         self._policy = None
         self._wanted = layout_name, reason, {}
 
     def set_goal(self, request_id: int, layout_name: str, home: int) -> None:
-        """Move one running request on its own, e.g. to another owner or into a layout of its own."""
+        """Move one running request on its own, e.g. to another owner or into a layout of its own.
+        CapacityError, with numbers, if that place cannot hold what it may grow to."""
         record = self.running[request_id]
+        holds = self._holds(layout_named(layout_name))
+        if record.limit - 1 > holds:
+            raise CapacityError(
+                f"request {request_id} may cache {record.limit - 1} tokens; under {layout_name} one request has {holds}"
+            )
         goal = assigned(layout_named(layout_name), home)
         self.transitions.set_goal(record, goal, "a goal of its own", self._index)
 
@@ -205,7 +211,6 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next step's plan, a tick without rows while a transition is open, or None if there is nothing to do."""
-        self.store.collect(self._collected)
         if not self.has_work():
             self._last_end_s = None
             return None
@@ -272,7 +277,7 @@ class Scheduler:
         if self._wanted is None:
             return
         (name, reason, predicted), self._wanted = self._wanted, None
-        if name == self.target:
+        if name == self.target and self.transitions.complete:
             return
         if self.transitions.retarget(layout_named(name), reason, list(self.waiting), step, predicted):
             self._refused.clear()
@@ -288,20 +293,24 @@ class Scheduler:
                 self._preempt(record, draft)
 
     def _grow(self, record: Record, length: int, draft: PlanDraft) -> bool:
-        """Blocks for `length` tokens; makes room by giving up moves, then by preempting newer requests."""
-        while not self._allocate(record, length, draft):
-            self._memory_bound_step = draft.index
-            if self.transitions.relieve(self._index):
-                self.store.collect(self._collected)
+        """Blocks for `length` tokens. Where memory is short: what is free already, else give up moves, else preempt
+        the newest request with pages there. False if that is the record itself."""
+        while lacking := self._allocate(record, length, draft):
+            if self.store.collect(self._collected):
                 continue
-            newest = next(reversed(self.running.values()))
+            self._memory_bound_step = draft.index
+            if self.transitions.relieve(self._index, lacking):
+                continue
+            newest = next(
+                r for r in reversed(self.running.values()) if r is record or _holds_page(r, lacking)
+            )
             if newest is record:
                 return False
             self._preempt(newest, draft)
-            self.store.collect(self._collected)
         return True
 
-    def _allocate(self, record: Record, length: int, draft: PlanDraft) -> bool:
+    def _allocate(self, record: Record, length: int, draft: PlanDraft) -> list[int]:
+        """Blocks for `length` tokens, or the ranks that lack pages for them; then nothing changed."""
         store, blocks = self.store, record.blocks
         first, stop = len(blocks), store.num_blocks(length)
         places = record.assignments
@@ -310,8 +319,9 @@ class Scheduler:
             need = store.fresh(places[0], first)
         else:
             need = _sum(store.missing(blocks, at, first, stop) for at in places)
-        if not store.fits(need):
-            return False
+        lacking = store.lacking(need)
+        if lacking:
+            return lacking
         for index in range(first, stop):
             block = Block()
             blocks.append(block)
@@ -319,7 +329,7 @@ class Scheduler:
                 for kv_group, rank, page in store.add_copies(block, index, at, state):
                     draft.grants.append(PageGrant(record.id, index, kv_group, rank, page))
         record.room = len(blocks) * store.block_size
-        return True
+        return []
 
     def _preempt(self, record: Record, draft: PlanDraft) -> None:
         """Give up the pages; it will be recomputed from its tokens, before all who wait."""
@@ -349,7 +359,9 @@ class Scheduler:
                 promised = self._promised()
             need = self.store.missing((), goal, 0, self.store.num_blocks(len(record.tokens)))
             margin = self._config.watermark_pages if self.running else 0
-            if not self.store.fits(_sum((need, promised)), margin):
+            if not self._fits(_sum((need, promised)), margin):
+                if self.store.collect(self._collected):
+                    continue
                 self._memory_bound_step = draft.index
                 if self.transitions.drop_warm_replicas(self._index):
                     continue
@@ -357,6 +369,15 @@ class Scheduler:
             self.waiting.pop()
             self._start(record, goal, draft)
             promised = _sum((promised, need))
+
+    def _fits(self, need: Sequence[int], margin: int) -> bool:
+        """Room for an admission. While ranks are to be made full, the slots' room is left free for that."""
+        if not self.store.fits(need, margin):
+            return False
+        if not self.running or not self.transitions.growing:
+            return True
+        full = room(self.store).full
+        return all(self.store.used(rank) + n <= full for rank, n in enumerate(need))
 
     def _start(self, record: Record, goal: Assignment, draft: PlanDraft) -> None:
         record.goal = goal
@@ -402,6 +423,10 @@ class Scheduler:
                 taken.append((record, Chunk(record.id, record.computed, count, method)))
                 record.computed += count
         taken = [(record, chunk) for record, chunk in taken if record.running]
+        if prompts and not taken and not self._decodes and prompts[0].running:
+            self._preempt(
+                prompts[0], draft
+            )  # alone and without room where it is: admitted anew under the target
         taken.sort(key=lambda entry: section_key_of(entry[0].present, False, entry[0].id))
         draft.chunks = [chunk for _, chunk in taken]
         self._chunk_places = Counter()
@@ -455,6 +480,10 @@ class Scheduler:
             self._next_sample_s = now + SAMPLE_PERIOD_S
             self._emit(pool_sample(now, self.store, self.running.values(), len(self.waiting)))
 
+    def _holds(self, layout: Layout) -> int:
+        """Tokens of one request that the pools hold under a layout."""
+        return request_tokens(layout, room(self.store), self.store.topo, self.store.block_size)
+
     # ---- parts of an update
 
     def _take_tokens(self, result: StepResult) -> list[Output]:
@@ -464,7 +493,7 @@ class Scheduler:
         for record, token in zip(self._sampling, result.tokens, strict=True):
             if not record.running:
                 continue
-            if record.forced:
+            if record.num_output < len(record.forced):
                 token = record.forced[record.num_output]
             tokens = record.tokens
             tokens.append(token)
@@ -487,7 +516,6 @@ class Scheduler:
     def _finish(self, record: Record, tokens: tuple[int, ...], reason: FinishReason) -> Output:
         if record.running:
             self._leave(record)
-        record.alive = False
         del self._records[record.id]
         count = record.num_output
         ttft = tpot = None
@@ -500,6 +528,7 @@ class Scheduler:
 
     def _note_step(self, plan: StepPlan, result: StepResult, num_tokens: int) -> None:
         if not plan.num_rows:
+            self._last_end_s = None
             return
         boundary = 0.0 if self._last_end_s is None else result.started_s - self._last_end_s
         self._last_end_s = result.ended_s
@@ -537,3 +566,8 @@ def _derived_seed(seed: int, request_id: int) -> int:
     x = (seed * 0x9E3779B97F4A7C15 + request_id + 1) * 0xBF58476D1CE4E5B9 & (2**64 - 1)
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB & (2**64 - 1)
     return (x ^ (x >> 31)) >> 1
+
+
+def _holds_page(record: Record, ranks: Collection[int]) -> bool:
+    """Whether a request has a page on one of `ranks`."""
+    return any(rank in ranks for block in record.blocks for _, rank in block.copies)

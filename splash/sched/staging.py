@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from splash.kv.blocks import KVStore
 from splash.kv.pool import PageState
 from splash.layout.diff import difference
 from splash.layout.layouts import Assignment
+from splash.sched.bound import Bound
 from splash.sched.copies import CopyGroup, CopyLedger, Draft
 from splash.sched.record import Record
 from splash.sched.step import PageGrant
@@ -20,7 +22,7 @@ class Staging:
     next: Assignment
     started_step: int
     """The first step in which appends are shadowed; copies cover the tokens committed before it."""
-    deadline_step: int
+    bound: Bound
     group: CopyGroup
     grants: tuple[PageGrant, ...] = ()
     """Pages of the next placement, to be announced with the staging."""
@@ -43,18 +45,17 @@ def begin_staging(
     token_bytes: int,
     margin: int,
     step: int,
-    budget: int,
-    slack: int,
+    avoid: Collection[int],
 ) -> list[int]:
     """Reserve every page that `record` lacks under `target`, all or nothing, and queue its copies.
 
-    Returns the ranks that lack the room (less `margin` pages each); if there are any, nothing changed.
-    `step` is the first shadowed step, so tokens below `record.computed` are copied and later ones are written
-    to both places. `deadline_step` is `step` plus twice the predicted steps plus `slack`.
+    Returns the ranks that lack the room (less `margin` pages each), or that it needs and shall `avoid`; if there are
+    any, nothing changed. `step` is the first shadowed step: tokens below `record.computed` are copied, later ones
+    are written to both places.
     """
     blocks = record.blocks
     need = store.missing(blocks, target, 0, len(blocks))
-    lacking = store.lacking(need, margin)
+    lacking = store.lacking(need, margin) or [r for r in avoid if need[r]]
     if lacking:
         return lacking
     group = CopyGroup()
@@ -71,9 +72,8 @@ def begin_staging(
             num_bytes = tokens * token_bytes
             links[copy.src][copy.dst] += num_bytes
             ledger.add(Draft(group, copy.src, copy.dst, num_bytes, 0, tokens, blocks[copy.block], copy.group))
-    predicted = max((-(-ledger.queued_bytes(r) // budget) for r in range(ranks)), default=0)
     record.staging = Staging(
-        target, step, step + 2 * predicted + slack, group, tuple(grants), links=tuple(map(tuple, links))
+        target, step, Bound(step, ledger.busiest_bytes), group, tuple(grants), links=tuple(map(tuple, links))
     )
     return []
 

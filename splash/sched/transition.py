@@ -8,7 +8,6 @@ open switch that they add up to. `boundary` is the fast part, at a batch boundar
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 
 from splash.core.config import SchedulerConfig
 from splash.core.events import (
@@ -18,7 +17,6 @@ from splash.core.events import (
     ResidencyChanged,
     StageCancelled,
     StageStarted,
-    SwitchDone,
     TargetChanged,
     TargetRefused,
 )
@@ -27,27 +25,19 @@ from splash.layout.layouts import Assignment, Layout, Placement, Projection, ass
 from splash.layout.residency import full_ranks
 from splash.sched.copies import CopyLedger
 from splash.sched.draft import PlanDraft
-from splash.sched.goals import balanced_homes, choose_homes, refusal
+from splash.sched.goals import balanced_homes, choose_goals
 from splash.sched.record import Record
 from splash.sched.residency import Phase, RankResidency
 from splash.sched.staging import begin_staging
 from splash.sched.step import Flip, Resident, Stage
+from splash.sched.switch import Switch
 
-
-@dataclass(slots=True)
-class Switch:
-    """An open change of the target, and what it has cost so far."""
-
-    old: str
-    new: str
-    reason: str
-    started_step: int
-    started_s: float
-    flipped: set[int]
-    kv_bytes: int = 0
-    weight_bytes: int = 0
-    max_boundary_s: float = 0.0
-    last_progress_step: int = 0
+STAGED_STEPS = 8
+"""Stagings begin while less than so many steps' worth of copies is queued: pages are held twice for less time."""
+PATIENCE_STEPS = 16
+"""Steps without a new staging after memory was short; doubled every time."""
+RETRY_SHARE = 8
+"""A target that was given up is tried again when 1/8 of all pages more are free."""
 
 
 class Transitions:
@@ -86,25 +76,31 @@ class Transitions:
         self._full_users: set[int] | None = None
         """Ranks that a request needs full, now or as its goal; None: to be counted."""
         self._words: list[list[str]] = []
-        self._growth_refused = False
+        self._growth_refused = self._growth_hopeless = False
+        self._stranded_free: int | None = None
+        """Free pages when requests or replicas were given up; None if none are."""
+        self._progress = (0, 0)
+        """(acknowledged copies, step) when something last moved."""
+        self._wait_until, self._patience = 0, PATIENCE_STEPS
 
     # ---- what to aim for
 
     def retarget(
         self, layout: Layout, reason: str, waiting: Collection[Record], step: int, predicted: dict[str, float]
     ) -> bool:
-        """Aim for `layout`: new goals, unusable stagings cancelled. False, with an event, if it cannot fit."""
+        """Aim for `layout`: new goals for all, unusable stagings cancelled. False, with an event, if it cannot fit."""
         records = list(self._running.values())
-        goals = choose_homes(records, layout, self._store)
-        why_not = refusal(layout, goals, records, waiting, self._store)
+        goals, why_not = choose_goals(records, waiting, layout, self._store)
         if why_not is not None:
             self._emit(TargetRefused(self._now(), step, layout.name, why_not))
             return False
-        self._close_switch("superseded", step)
+        self._close_switch(step, superseded=True)
         old, self.target = self.target, layout
         self._emit(TargetChanged(self._now(), step, old.name, layout.name, reason, predicted))
-        self.switch = Switch(old.name, layout.name, reason, step, self._now(), set(), last_progress_step=step)
-        self._growth_refused = False
+        self.switch = Switch(old.name, layout.name, reason, step, self._now())
+        self._growth_refused, self._growth_hopeless, self._stranded_free = False, False, None
+        self._wait_until, self._patience = step, PATIENCE_STEPS
+        self._moved(step)
         self._touch()
         for record in records:
             self.set_goal(record, goals[record.id], "a new target", step)
@@ -113,8 +109,9 @@ class Transitions:
     def set_goal(self, record: Record, goal: Assignment, reason: str, step: int) -> None:
         """Where one running request shall go; a staging that does not lead there is cancelled."""
         record.goal = goal
+        record.stranded = False
         staging = record.staging
-        if staging is not None and not _same_place(staging.next, goal):
+        if staging is not None and not staging.next.same_place(goal):
             self.cancel(record, reason, step)
         if record.placed:
             self._moving.pop(record.id, None)
@@ -132,7 +129,7 @@ class Transitions:
         return len(moves)
 
     def admit_as(self, goal: Assignment) -> Assignment:
-        """What a request with this goal can be at once: full only where the shards are resident."""
+        """What a new request with this goal is at once: full only where the shards are resident."""
         self._full_users = None
         return assigned(self._projected(goal.layout, goal), goal.home)
 
@@ -178,19 +175,20 @@ class Transitions:
     def background(self, step: int, budget: int, margin: int) -> None:
         """Retire, reserve, queue and choose copies for the next plan; `step` is the plan in flight."""
         self._settle_flips()
-        self._check_deadlines(step)
-        self._grow(margin)
+        self._store.collect(step - 1)
+        self._check_bounds(step, budget)
+        self._retry(step)
+        self._grow(margin, step)
         for residency in self.residencies:
-            residency.advance(self._running.values(), self._token_bytes)
-        self._stage(step + 1, budget, margin)
-        self.ledger.purge()
+            residency.advance(self._running.values(), self._token_bytes, step, budget)
+        if step >= self._wait_until:
+            self._stage(step + 1, budget, margin)
         self.ledger.fill_outbox(budget)
         self._report(step)
 
     def collected(self, step: int, acks: Sequence[int]) -> None:
-        """The result of `step` has arrived."""
+        """The result of `step` has arrived; its pages are freed in the background, or when they are needed."""
         self.ledger.acknowledge(acks)
-        self._store.collect(step)
         for residency in self.residencies:
             residency.collected(step)
 
@@ -215,17 +213,20 @@ class Transitions:
                 self._store.retire(rank, page, step)
         record.blocks, record.room = [], 0
 
-    def relieve(self, step: int) -> bool:
-        """Memory is short after the collected `step`: give up replicas that are only kept warm, else the newest
-        staging, else a residency that grows. False if there is none of them."""
+    def relieve(self, step: int, ranks: Collection[int]) -> bool:
+        """Memory is short on `ranks` after the collected `step`: give up replicas that are only kept warm, else the
+        newest staging with pages there, else a residency that grows there. False if there is none of them."""
         if self.drop_warm_replicas(step):
             return True
-        staged = [r for r in self._moving.values() if r.staging is not None]
+        staged = [r for r in self._moving.values() if r.staging is not None and _reserves(r, ranks)]
         if staged:
             record = max(staged, key=lambda r: (r.staging.started_step if r.staging else 0, r.id))
             self.cancel(record, "memory is short: running requests need the pages", step)
+            self._wait_until, self._patience = step + self._patience, 2 * self._patience
             return True
-        growing = [x for x in self.residencies if x.phase in (Phase.DRAINING, Phase.FETCHING)]
+        growing = [
+            x for x in self.residencies if x.rank in ranks and x.phase in (Phase.DRAINING, Phase.FETCHING)
+        ]
         for residency in growing:
             residency.shrink(step)
         if growing:
@@ -279,7 +280,8 @@ class Transitions:
         flips = 0
         for record in self._running.values():
             wanted = self._projected(record.goal.layout, record.present)
-            if wanted is not record.present.layout:
+            upward = wanted.projection is Projection.FULL
+            if wanted is not record.present.layout and (record.placed or not upward):
                 self._flip(draft, record, assigned(wanted, record.present.home), 0, 0)
                 if record.next is not None:
                     draft.stages.append(Stage(record.id, record.next))
@@ -304,9 +306,9 @@ class Transitions:
                 num_bytes,
             )
         )
+        self._moved(draft.index)
         if self.switch is not None:
             self.switch.flipped.add(record.id)
-            self.switch.last_progress_step = draft.index
 
     def _shrink(self, draft: PlanDraft) -> None:
         if self._config.replicas == "keep":
@@ -326,42 +328,71 @@ class Transitions:
             self._drop_stray_evacuations(record, last_step + 1)
         self._flipped = []
 
-    def _check_deadlines(self, step: int) -> None:
+    def _check_bounds(self, step: int, budget: int) -> None:
+        """Cancel what takes past twice its prediction and some steps; it stays as it is."""
+        slack = self._config.transition_slack_steps
         for record in list(self._moving.values()):
             staging = record.staging
-            if staging is not None and step > staging.deadline_step:
+            if staging is None:
+                continue
+            staging.bound.offer(budget)
+            if staging.bound.exceeded(step, slack=slack, budget=budget):
                 group = staging.group
-                reason = (
-                    f"{group.done_bytes} of {group.num_bytes} bytes moved in {step - staging.started_step} steps,"
-                    f" past twice its prediction + {self._config.transition_slack_steps}"
-                )
+                moved = f"{group.done_bytes} of {group.num_bytes} bytes moved in {step - staging.started_step} steps"
+                reason = f"{moved}, past twice its prediction + {slack}"
                 self.cancel(record, reason, step)
-                self.set_goal(record, record.present, reason, step)
+                self._strand(record, reason, step)
+        for residency in self.residencies:
+            bound = residency.bound
+            if bound is not None and bound.exceeded(step, slack=slack, budget=budget):
+                took = (
+                    f"{residency.phase.value} on rank {residency.rank} took {step - bound.started_step} steps"
+                )
+                residency.shrink(step)
+                self._refuse_growth(step, f"{took}, past twice its prediction + {slack}", for_memory=False)
 
-    def _grow(self, margin: int) -> None:
+    def _retry(self, step: int) -> None:
+        """Put requests that were given up back on the target, once memory has come free."""
+        if self._stranded_free is None or self.switch is not None:
+            return
+        pages = sum(pool.geometry.num_pages for pool in self._store.pools)
+        if self._free_pages() < self._stranded_free + pages // RETRY_SHARE:
+            return
+        self._stranded_free = None
+        stranded = [r for r in self._running.values() if r.stranded]
+        goals, why_not = choose_goals(list(self._running.values()), (), self.target, self._store)
+        if why_not is None:
+            for record in stranded:
+                self.set_goal(record, goals[record.id], "memory has come free", step)
+
+    def _grow(self, margin: int, step: int) -> None:
         """Start making ranks full that should be. After a refusal, only once the room is there (and a page for
         every running request, so that growing is not given up again at once)."""
         if self._growth_refused:
             spare = margin + len(self._running)
-            if self.target.projection is Projection.SHARDED or any(
-                x.shortage(spare) for x in self.residencies if x.phase is Phase.OWN
+            if (
+                self._growth_hopeless
+                or self.target.projection is Projection.SHARDED
+                or any(x.shortage(spare) for x in self.residencies if x.phase is Phase.OWN)
             ):
                 return
             self._growth_refused = False
             self._touch()
         for residency in self.residencies:
             if residency.phase is Phase.OWN and self._wanted_full(residency.rank):
-                residency.grow(margin)
+                residency.grow(margin, step, self._token_bytes)
 
     def _stage(self, first_step: int, budget: int, margin: int) -> None:
+        """Begin stagings in order, as long as the queue is short. One that lacks room keeps the ranks it lacks for
+        itself; others go ahead where they need none of these."""
+        lacking: set[int] = set()
         for record in self._moving.values():
-            if record.staging is not None:
-                continue
-            lacking = self._begin(record, first_step, budget, margin)
-            if lacking:
+            if self.ledger.busiest_bytes > STAGED_STEPS * budget or len(lacking) == self._store.topo.ranks:
                 break
+            if record.staging is None:
+                lacking.update(self._begin(record, first_step, lacking, margin))
 
-    def _begin(self, record: Record, first_step: int, budget: int, margin: int) -> list[int]:
+    def _begin(self, record: Record, first_step: int, avoid: Collection[int], margin: int) -> list[int]:
         next_layout = with_projection(record.goal.layout, Projection.SHARDED)
         lacking = begin_staging(
             record,
@@ -371,11 +402,11 @@ class Transitions:
             token_bytes=self._token_bytes,
             margin=margin,
             step=first_step,
-            budget=budget,
-            slack=self._config.transition_slack_steps,
+            avoid=avoid,
         )
         staging = record.staging
         if staging is not None:
+            self._moved(first_step)
             self._emit(
                 StageStarted(
                     self._now(),
@@ -410,19 +441,17 @@ class Transitions:
         for rank, slots in enumerate(words):
             if not self._words or self._words[rank] != slots:
                 self._emit(ResidencyChanged(self._now(), step, rank, slots))
-        moved = words != self._words
+        if words != self._words or self.ledger.num_acknowledged > self._progress[0]:
+            self._moved(step)
         self._words = words
-        if self.switch is None:
+        if self.switch is not None:
+            self.switch.kv_bytes += kv
+            self.switch.weight_bytes += weights
+        if self._recheck:
             return
-        self.switch.kv_bytes += kv
-        self.switch.weight_bytes += weights
-        if kv or weights or traffic.evacuated_pages or moved or not self.ledger.idle:
-            self.switch.last_progress_step = step
         if self._reached():
-            self._close_switch("done", step)
-        elif (
-            not self._recheck and step - self.switch.last_progress_step > self._config.transition_slack_steps
-        ):
+            self._close_switch(step, superseded=False)
+        elif step - self._progress[1] > self._config.transition_slack_steps and step >= self._wait_until:
             self._give_up(step)
 
     def _reached(self) -> bool:
@@ -444,45 +473,40 @@ class Transitions:
         )
 
     def _give_up(self, step: int) -> None:
-        """No progress for long: memory does not come free. Requests stay where they are."""
-        short = {
-            x.rank: x.shortage(self._config.watermark_pages) for x in self.residencies if x.phase is Phase.OWN
-        }
-        if self._moving:
-            free = [pool.available for pool in self._store.pools]
-            for record in list(self._moving.values()):
-                if record.staging is None:
-                    self.set_goal(record, record.present, "no room to move", step)
-            reason = f"requests lack pages to move to; free pages per rank {free}"
-        else:
-            reason = f"replicas need {max(short.values(), default=0)} more free pages on a rank"
-        self._refuse_growth(step, reason)
+        """Nothing has moved for long: memory does not come free. Requests stay where they are."""
+        waiting = [r for r in self._moving.values() if r.staging is None]
+        free = [pool.available for pool in self._store.pools]
+        for record in waiting:
+            reason = (
+                f"no room to move for {self._config.transition_slack_steps} steps: free pages per rank {free}"
+            )
+            self._emit(StageCancelled(self._now(), step, record.id, record.goal.layout.name, reason))
+            self._strand(record, reason, step)
+        short = max((x.shortage(self._config.watermark_pages) for x in self.residencies), default=0)
+        if any(x.phase is Phase.OWN and self._wanted_full(x.rank) for x in self.residencies):
+            self._refuse_growth(step, f"replicas need {short} more free pages on a rank; free are {free}")
+        self._moved(step)
 
-    def _refuse_growth(self, step: int, reason: str) -> None:
-        self._growth_refused = True
+    def _strand(self, record: Record, reason: str, step: int) -> None:
+        """The request keeps its present place until memory comes free or a new target is set."""
+        self.set_goal(record, record.present, reason, step)
+        record.stranded = True
+        self._stranded_free = self._free_pages()
+        if self.switch is not None:
+            self.switch.given_up = True
+
+    def _refuse_growth(self, step: int, reason: str, *, for_memory: bool = True) -> None:
+        """Ranks are not made full: until memory comes free, or for good if copying takes too long."""
+        self._growth_refused, self._growth_hopeless = True, not for_memory
         self._full_users = None
+        if self.switch is not None:
+            self.switch.given_up = True
         self._emit(TargetRefused(self._now(), step, self.target.name, reason))
 
-    def _close_switch(self, outcome: str, step: int) -> None:
-        switch, self.switch = self.switch, None
-        if switch is None:
-            return
-        self._emit(
-            SwitchDone(
-                self._now(),
-                step,
-                switch.old,
-                switch.new,
-                switch.reason,
-                outcome,
-                step - switch.started_step,
-                len(switch.flipped),
-                switch.kv_bytes + switch.weight_bytes,
-                switch.weight_bytes,
-                self._now() - switch.started_s,
-                switch.max_boundary_s,
-            )
-        )
+    def _close_switch(self, step: int, *, superseded: bool) -> None:
+        if self.switch is not None:
+            self._emit(self.switch.closed(superseded=superseded, step=step, now=self._now()))
+            self.switch = None
 
     # ---- small questions
 
@@ -507,6 +531,23 @@ class Transitions:
             self._full_users = {rank for at in set(places) for rank in full_ranks(at, ranks)}
         return rank in self._full_users
 
+    def _moved(self, step: int) -> None:
+        """Something got ahead in `step`."""
+        self._progress = self.ledger.num_acknowledged, step
+
+    def _free_pages(self) -> int:
+        return sum(pool.available for pool in self._store.pools)
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing that the target asked for was given up."""
+        return not self._growth_refused and self._stranded_free is None
+
+    @property
+    def growing(self) -> bool:
+        """Ranks are to be made full and are not yet: admissions leave the slots' room free."""
+        return any(x.phase is not Phase.FULL and self._wanted_full(x.rank) for x in self.residencies)
+
     def _touch(self) -> None:
         """Goals, projections or residencies changed: look again at the next boundary."""
         self._recheck = True
@@ -514,7 +555,7 @@ class Transitions:
 
     def _drop_staging(self, record: Record) -> None:
         assert record.staging is not None
-        record.staging.group.cancelled = True
+        self.ledger.cancel(record.staging.group)
         record.staging = None
 
     def _drop_stray_evacuations(self, record: Record, step: int) -> None:
@@ -524,5 +565,6 @@ class Transitions:
                     residency.drop_evacuation(evac, step)
 
 
-def _same_place(a: Assignment, b: Assignment) -> bool:
-    return a.layout.placement is b.layout.placement and (a.home == b.home or not a.has_home)
+def _reserves(record: Record, ranks: Collection[int]) -> bool:
+    """Whether the staging of a request has pages on one of `ranks`."""
+    return record.staging is not None and any(grant.rank in ranks for grant in record.staging.grants)

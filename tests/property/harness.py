@@ -104,6 +104,7 @@ class Harness:
         """Step until nothing is left to do; AssertionError after `limit` steps (something is stuck)."""
         for _ in range(limit):
             if not self.step():
+                assert not self.scheduler.has_work(), "the engine is stuck"
                 break
         else:
             raise AssertionError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from splash.core.errors import RequestError
+from splash.core.errors import CapacityError, RequestError
 from splash.core.events import (
     CopyProgress,
     RequestFlipped,
@@ -78,7 +78,7 @@ def test_a_policy_does_not_ask_again_for_what_was_refused() -> None:
 
 def test_a_request_that_can_never_fit_is_refused_with_both_numbers() -> None:
     h = Harness(target="tp", kv_pages=10)
-    with pytest.raises(RequestError, match=r"may grow to 300 tokens .* at most 76 tokens"):
+    with pytest.raises(RequestError, match=r"may cache 299 tokens .* at most 76 tokens"):
         h.add(200, 100)
     with pytest.raises(RequestError, match=r"512 tokens, the limit .* is 512"):
         h.add(512, 1)
@@ -108,7 +108,99 @@ def test_a_transition_past_its_bound_is_cancelled_with_numbers() -> None:
     assert "past twice its prediction + 10" in cancelled[0].reason
     assert not any(isinstance(e, RequestFlipped) for e in h.events)
     assert h.outputs[r] == expected_tokens(r, 40, 200)
+    assert [e.outcome for e in h.events if isinstance(e, SwitchDone)] == ["cancelled"]
+    h.add(8, 4)
+    h.scheduler.set_target("dcp", "asked again: what was given up is tried again")
+    h.drain()
+    assert [e.outcome for e in h.events if isinstance(e, SwitchDone)] == ["cancelled", "done"]
+
+
+def test_residency_past_its_bound_is_given_up_with_numbers() -> None:
+    h = Harness(target="tp", kv_pages=100, delay=2000, transition_slack_steps=10, seed=3, max_model_len=2000)
+    r = h.add(20, 380)
+    for _ in range(5):
+        h.step()
+    h.scheduler.set_target("dp", "test")
+    h.drain()
+    refused = [e.reason for e in h.events if isinstance(e, TargetRefused)]
+    assert "fetching on rank" in refused[0]
+    assert "past twice its prediction + 10" in refused[0]
+    assert h.outputs[r] == expected_tokens(r, 20, 380)
+
+
+def test_a_fan_out_is_not_cut_off_by_its_own_bound() -> None:
+    """One owner sends to all others, so the source is what takes time: T-1 times the pages of a destination."""
+    h = Harness(
+        target="dop", kv_pages=500, copy_bytes_per_step=64, transition_slack_steps=8, max_model_len=2000
+    )
+    r = h.add(416, 900)
+    for _ in range(40):
+        h.step()
+    h.scheduler._step_s = 1e-9  # a page a step
+    h.scheduler.set_target("tp", "test")
+    h.drain()
+    assert not any(isinstance(e, StageCancelled) for e in h.events)
     assert [e.outcome for e in h.events if isinstance(e, SwitchDone)] == ["done"]
+    assert h.outputs[r] == expected_tokens(r, 416, 900)
+
+
+def test_a_place_that_cannot_hold_a_request_is_refused_with_numbers() -> None:
+    h = Harness(ranks=4, groups=4, kv_pages=14, slot_pages=1)
+    r = h.add(50, 10)
+    h.step()
+    with pytest.raises(CapacityError, match=r"may cache 59 tokens; under dop one request has 16"):
+        h.scheduler.set_goal(r, "dop", 3)
+    h.drain()
+    assert h.outputs[r] == expected_tokens(r, 50, 10)
+
+
+def test_shortage_on_one_rank_leaves_the_others_alone() -> None:
+    """Owners with full pools preempt among themselves."""
+    h = Harness(target="dop", kv_pages=8, rebalance=False, watermark_pages=0)
+    quiet = [h.add(4, 60) for _ in range(4)]
+    h.step()
+    homes = {x.id: x.present.home for x in h.scheduler.running.values()}
+    assert sorted(homes.values()) == [0, 1, 2, 3]
+    crowd = [h.add(30, 30) for _ in range(2)]
+    h.step()
+    for x in crowd:
+        h.scheduler.set_goal(x, "dop", 0)
+    h.drain()
+    preempted = {e.request for e in h.events if isinstance(e, RequestPreempted)}
+    assert not preempted & {q for q in quiet if homes[q] != 0}
+    for r, (p, n) in zip([*quiet, *crowd], [(4, 60)] * 4 + [(30, 30)] * 2, strict=True):
+        assert h.outputs[r] == expected_tokens(r, p, n)
+
+
+def test_a_kept_home_is_given_up_where_only_that_fits() -> None:
+    h = Harness(target="dop", kv_pages=20, slot_pages=20, rebalance=False, copy_bytes_per_step=100_000)
+    requests = [h.add(36, 40) for _ in range(4)]
+    h.step()
+    h.step()
+    for r in requests:
+        h.scheduler.set_goal(r, "dop", 0)
+    h.settle()
+    h.scheduler.set_target("dp", "test")
+    h.step()
+    h.settle()
+    assert {x.present.layout.name for x in h.scheduler.running.values()} == {"dp"}
+    assert sorted(x.present.home for x in h.scheduler.running.values()) == [0, 1, 2, 3]
+    h.drain()
+
+
+def test_admission_is_held_until_the_slots_are_free() -> None:
+    """A standing queue would fill the slots for ever; with admission held, dp becomes real."""
+    h = Harness(target="tp", kv_pages=30, slot_pages=10, max_running=100)
+    for _ in range(60):
+        h.add(20, 30)
+    for _ in range(10):
+        h.step()
+    h.scheduler.set_target("dp", "test")
+    rows = 0
+    while h.step():
+        rows += sum(r.present.layout.name == "dp" for r in h.scheduler.running.values())
+    assert rows > 200
+    assert h.scheduler.target == "dp"
 
 
 def test_rebalancing_evens_out_the_owners_by_the_same_machinery() -> None:
