@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+
+with suppress(ImportError):
+    import torch
+
+    torch.set_num_threads(
+        1
+    )  # ranks are threads of one process here: more threads each only get in each other's way
 
 
 class TinyMaker(Protocol):
