@@ -165,6 +165,7 @@ class Engine:
         self._failure: BaseException | None = None
         self._gave_up = False
         self._lock = threading.Lock()
+        self._closing = threading.Lock()
         self._inbox = Inbox()
         self._deliveries = _Deliveries(on_step)
         self._done = threading.Event()
@@ -187,7 +188,8 @@ class Engine:
             self._thread = threading.Thread(target=self._run, name="splash-engine")
             self._thread.start()
         except BaseException:
-            self._executor.close()
+            self._inbox.close()  # an interrupt may come when the thread runs already
+            self._close_executor()
             raise
 
     @property
@@ -226,14 +228,21 @@ class Engine:
             self._inbox.put(Submit(request, forced, arrives_when_due=when.step > 0), when)
         return stream
 
-    def generate(self, prompts: Sequence[Prompt], params: SamplingParams | None = None) -> Iterator[Piece]:
+    def generate(self, prompts: Sequence[Prompt], params: SamplingParams | None = None) -> Merged:
         """Pieces of all prompts as they come; request ids rise in the order of the prompts.
 
-        All prompts are checked before the first is handed in. Leaving the iterator early aborts the rest.
+        All prompts are checked before the first is handed in. Leaving the iterator early, or one request that
+        fails, aborts the rest.
         """
         token_ids = [self.check(prompt, params or SamplingParams()) for prompt in prompts]
-        pieces: Pieces = SimpleQueue()
-        return _merged(pieces, [self.submit(ids, params, pieces=pieces) for ids in token_ids])
+        merged = Merged()
+        try:
+            for ids in token_ids:
+                merged.add(self.submit(ids, params, pieces=merged.pieces))
+        except BaseException:
+            merged.close()
+            raise
+        return merged
 
     def check(self, prompt: Prompt, params: SamplingParams) -> tuple[int, ...]:
         """The prompt's token ids; RequestError if such a request cannot be served now."""
@@ -254,10 +263,12 @@ class Engine:
     # ---- the end
 
     def finish(self) -> None:
-        """Serves all that was submitted and lets open switches end, then closes."""
+        """Serves all that was submitted and lets open switches end, then closes. Raises what the engine failed with."""
         self._inbox.finish()
         self._done.wait()
         self.close()
+        if self._failure is not None:
+            raise self._failure
 
     def close(self) -> None:
         """Ends now: open requests finish with `abort`, the ranks end, nothing is left behind. Idempotent."""
@@ -265,7 +276,7 @@ class Engine:
             self._inbox.close()
         if not self._done.wait(PATIENCE_S):  # a rank hangs: without its ranks the loop ends too
             self._gave_up = True
-            self._executor.close()
+            self._close_executor()
         self._thread.join()
 
     def __enter__(self) -> Engine:
@@ -293,35 +304,68 @@ class Engine:
             self._end(outcome, detail)
 
     def _end(self, outcome: str, detail: str) -> None:
-        """Whatever goes wrong on the way, no client waits for ever."""
+        """Whatever goes wrong on the way, every sink is told of the end, and no client waits for ever."""
         try:
-            self._executor.close()
-            self._emit(RunFinished(self.now(), outcome, detail))
+            self._close_executor()
         except BaseException as error:
             self._failure = self._failure or error
-        finally:
-            with self._lock:
-                self._inbox.close()
-                self._deliveries.fail(self._failure or SplashError("the engine was closed"))
-            self._done.set()
+            outcome, detail = "failed", detail or str(error)
+        self._emit_last(RunFinished(self.now(), outcome, detail))
+        with self._lock:
+            self._inbox.close()
+            self._deliveries.fail(self._failure or SplashError("the engine was closed"))
+        self._done.set()
+
+    def _close_executor(self) -> None:
+        """One thread at a time, and again by each: closing is idempotent, and one may be interrupted in it."""
+        with self._closing:
+            self._executor.close()
 
     def _emit(self, event: Event) -> None:
         for sink in self._sinks:
             sink(event)
 
+    def _emit_last(self, event: Event) -> None:
+        """Also to those that come after a sink that fails."""
+        for sink in self._sinks:
+            try:
+                sink(event)
+            except BaseException as error:
+                self._failure = self._failure or error
 
-def _merged(pieces: Pieces, streams: Sequence[Stream]) -> Iterator[Piece]:
-    """What comes into the queue that `streams` share, until all of them have ended."""
-    left = {stream.request.id: stream for stream in streams}
-    try:
-        while left:
-            piece = pieces.get()
+
+class Merged:
+    """What comes into the queue that some streams share, until all of them have ended; then, or before if it
+    is closed, forgotten or one of them fails, those that are left are aborted."""
+
+    def __init__(self) -> None:
+        self.pieces: Pieces = SimpleQueue()
+        self._left: dict[int, Stream] = {}
+
+    def add(self, stream: Stream) -> None:
+        self._left[stream.request.id] = stream
+
+    def __iter__(self) -> Iterator[Piece]:
+        return self
+
+    def __next__(self) -> Piece:
+        if not self._left:
+            raise StopIteration
+        try:
+            piece = self.pieces.get()
             if isinstance(piece, BaseException):
-                left.clear()
                 raise piece
-            if piece.finish_reason is not None:
-                del left[piece.request]
-            yield piece
-    finally:
-        for stream in left.values():
-            stream.abort()
+        except BaseException:
+            self.close()
+            raise
+        if piece.finish_reason is not None:
+            del self._left[piece.request]
+        return piece
+
+    def close(self) -> None:
+        """Abort what has not ended. Idempotent."""
+        while self._left:
+            self._left.popitem()[1].abort()
+
+    def __del__(self) -> None:
+        self.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,7 +12,8 @@ import pytest
 from splash.core.errors import ConfigError, RankFailure, RequestError, SplashError
 from splash.core.events import Event, RequestFinished, RunFinished, RunStarted, SwitchDone
 from splash.core.params import SamplingParams
-from splash.engine.client import Engine
+from splash.core.request import Request
+from splash.engine.client import Engine, Stream
 from splash.engine.workload import When
 from splash.kv.pool import PageState
 from tests.engine.engine_kit import MirrorDeployment
@@ -115,7 +117,7 @@ def test_leaving_generate_aborts_the_rest() -> None:
     with _engine(MirrorDeployment(pace_s=0.002), events) as engine:
         pieces = engine.generate([[1], [2]], LONG)
         next(pieces)
-        pieces.close()  # type: ignore[attr-defined]
+        pieces.close()
         engine.finish()
     assert [e.reason for e in events if isinstance(e, RequestFinished)] == ["abort", "abort"]
 
@@ -193,6 +195,101 @@ def test_a_failing_sink_fails_the_run_not_the_client() -> None:
         streams = [engine.submit([1], FOUR), engine.submit([1], LONG)]
         with pytest.raises(OSError, match="no space left"):
             [stream.result() for stream in streams]
+
+
+def test_finish_raises_what_the_engine_failed_with() -> None:
+    """Red when a failure after the last token, here while the ranks end, passes as a success."""
+    events: list[Event] = []
+    deployment = MirrorDeployment()
+
+    def stuck() -> None:
+        raise RankFailure("processes [7] cannot be ended")
+
+    deployment.executor.close = stuck  # type: ignore[method-assign]
+    with Engine(deployment, sinks=(events.append,)) as engine:  # type: ignore[arg-type]
+        stream = engine.submit([1], FOUR)
+        with pytest.raises(RankFailure, match="cannot be ended"):
+            engine.finish()
+        assert stream.result().finish_reason == "length"
+    (end,) = [e for e in events if isinstance(e, RunFinished)]
+    assert (end.outcome, end.detail) == ("failed", "processes [7] cannot be ended")
+
+
+def test_every_sink_is_told_of_the_end() -> None:
+    """Red when a full disk under one sink hides the end of the run from the others."""
+    events: list[Event] = []
+
+    def full(event: Event) -> None:
+        if isinstance(event, (RequestFinished, RunFinished)):
+            raise OSError("no space left")
+
+    with Engine(MirrorDeployment(), sinks=(full, events.append)) as engine:  # type: ignore[arg-type]
+        engine.submit([1], FOUR)
+        with pytest.raises(OSError, match="no space left"):
+            engine.finish()
+    assert [e.outcome for e in events if isinstance(e, RunFinished)] == ["failed"]
+
+
+def _ends(events: list[Event]) -> dict[int, str]:
+    return {e.request: e.reason for e in events if isinstance(e, RequestFinished)}
+
+
+def test_one_refused_prompt_takes_its_companions_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when the other prompts of `generate` run on unseen: one is refused on arrival, or while being handed in."""
+    events: list[Event] = []
+    with _engine(MirrorDeployment(pace_s=0.002), events) as engine:
+        add = engine._scheduler.add
+
+        def refusing(request: Request, forced: tuple[int, ...] = ()) -> None:
+            if request.id == 1:
+                raise RequestError("no room under this target")
+            add(request, forced)
+
+        monkeypatch.setattr(engine._scheduler, "add", refusing)
+        with pytest.raises(RequestError, match="no room"):
+            list(engine.generate([[1], [2], [3]], LONG))
+        monkeypatch.undo()
+        submit = engine.submit
+
+        def third_fails(*args: object, **options: object) -> Stream:
+            if args[0] == (6,):
+                raise SplashError("the engine is closed")
+            return submit(*args, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(engine, "submit", third_fails)
+        with pytest.raises(SplashError, match="closed"):
+            engine.generate([[4], [5], [6]], LONG)
+        engine.finish()
+    assert set(_ends(events).values()) <= {"abort"}
+
+
+def test_an_iterator_that_is_never_started_leaves_nothing() -> None:
+    """Red when requests whose iterator was thrown away unread run to their end."""
+    events: list[Event] = []
+    with _engine(MirrorDeployment(pace_s=0.002), events) as engine:
+        engine.generate([[1], [2]], LONG)
+        engine.finish()
+    assert set(_ends(events).values()) <= {"abort"}
+
+
+def test_an_interrupt_while_the_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when Ctrl-C at the very start leaves the engine's thread waiting for ever."""
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    threads = threading.active_count()
+    deployment = MirrorDeployment()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            Engine(deployment)  # type: ignore[arg-type]
+    for _ in range(200):
+        time.sleep(0.01 if threading.active_count() > threads else 0)
+    assert threading.active_count() == threads
+    assert deployment.executor.closed
 
 
 def test_many_threads_may_submit() -> None:
