@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from splash_cpu import SPEC, launch
 from splash_cpu.leftovers import FOLDER, PATTERN, mapped_names
+from splash_cpu.processes import Watched
 
 from splash.core.errors import CheckpointError, RankFailure
 from splash.hal.protocol import RankJob
@@ -197,6 +198,26 @@ def test_ranks_that_do_not_close_are_ended(monkeypatch: pytest.MonkeyPatch) -> N
     began = time.monotonic()
     job.close()
     assert time.monotonic() - began < 3
+    assert not alive(pids)
+
+
+def test_an_interrupted_close_is_taken_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when a second Ctrl-C while ranks are being ended makes the next `close` leave the rest behind."""
+    job = start()
+    pids = who(job)
+
+    def interrupted(watched: Watched, timeout_s: float) -> list[int]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Watched, "wait", interrupted)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                job.close()
+    with pytest.raises(RankFailure, match="closed"):
+        job.send(1)
+    job.close()
+    job.close()
     assert not alive(pids)
 
 

@@ -43,7 +43,9 @@ class MpiRankJob:
         self._bad_news: list[tuple[int | None, SplashError | None, str]] = []
         self._ended_ranks: list[int] = []
         self._launcher_ended = False
+        self._ending = False
         self._over = False
+        """Nothing is left. Between `_ending` and this an interrupt may have cut the end short."""
         self._leftovers = Leftovers()
         self._ranks = Watched()
         self._launchers = Watched()
@@ -92,23 +94,26 @@ class MpiRankJob:
         return [inbox.popleft() for inbox in self._inboxes]
 
     def close(self) -> None:
-        if self._over:
-            return
+        """Idempotent; after a call that was interrupted it ends what that one left."""
+        try:
+            if not self._ending:
+                self._ask_to_end()
+        finally:
+            self._end()
+
+    def _ask_to_end(self) -> None:
         closing = frame(Kind.CLOSE)
         for link in self._links:
             if link is not None:
                 self._write(link, closing)
-        try:
-            if all(self._links):  # else some do not listen yet
-                self._await_launcher(CLOSE_TIMEOUT_S)
-        finally:
-            self._end()
+        if all(self._links):  # else some do not listen yet
+            self._await_launcher(CLOSE_TIMEOUT_S)
 
     def _check(self) -> None:
         """Raise what has gone wrong so far, after ending what is left of the job."""
         if self._failure is not None:
             raise self._failure
-        if self._over:
+        if self._ending:
             raise RankFailure("the rank job was closed")
         if self._bad_news:
             rank, known, text = self._bad_news[0]
@@ -144,10 +149,13 @@ class MpiRankJob:
             self._pump(left)
 
     def _end(self) -> None:
-        """Whatever is left of the job goes: processes, names, descriptors."""
-        self._over = True
-        for pid in [self._launcher.pid, *descendants(self._launcher.pid)]:
-            self._launchers.add(pid)
+        """Whatever is left of the job goes: processes, names, descriptors. Every part may be done again."""
+        if self._over:
+            return
+        self._ending = True
+        if self._launcher.returncode is None:  # else its number may be another's by now
+            for pid in [self._launcher.pid, *descendants(self._launcher.pid)]:
+                self._launchers.add(pid)
         self._ranks.kill()
         self._launchers.kill()
         self._launcher.wait()
@@ -157,11 +165,14 @@ class MpiRankJob:
         self._ranks.close()
         self._launchers.close()
         self._selector.close()
-        os.close(self._launcher_handle)
+        handle, self._launcher_handle = self._launcher_handle, -1
+        if handle >= 0:
+            os.close(handle)
         self._output.close()
         self._listener.close()
         for link in self._connections:
             link.socket.close()
+        self._over = True
         if alive:
             raise RankFailure(f"processes {alive} of the rank job cannot be ended")
 

@@ -41,9 +41,8 @@ class Watched:
         return sorted(alive.values())
 
     def close(self) -> None:
-        for handle in self._handles.values():
-            os.close(handle)
-        self._handles.clear()
+        while self._handles:
+            os.close(self._handles.popitem()[1])
 
 
 def descendants(pid: int) -> list[int]:
