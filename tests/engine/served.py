@@ -84,7 +84,7 @@ class Served:
                 layout=layout,
                 kv_pages=kv_pages,
                 dtype=dtype,
-                scheduler=SchedulerConfig(check_invariants=True, copy_bytes_per_step=40_000, **settings),
+                scheduler=SchedulerConfig(check_invariants=True, copy_bytes_per_step=400_000, **settings),
             ),
             backend=InProcessBackend(
                 attention=CpuAttention(), caps=replace(DEFAULT_CAPS, block_size=BLOCK_SIZE)

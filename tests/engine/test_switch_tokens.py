@@ -53,12 +53,20 @@ def assert_equal(served: Served, refs: Sequence[Reference], requests: Sequence[i
         assert (seen - ref.logits).abs().max() < TOLERANCE
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
-@pytest.mark.parametrize("layout", sorted(LAYOUTS))
-@pytest.mark.parametrize(("kind", "options"), MODELS, ids=IDS)
+@pytest.mark.parametrize(
+    ("kind", "options", "layout", "ranks"),
+    [
+        (*model, layout, ranks)
+        for model in MODELS
+        for ranks in (1, 2, 4, 8)
+        for layout in sorted(LAYOUTS)
+        if (ranks > 1 or layout == "dp") and (ranks < 8 or model in (MODELS[0], MODELS[3]))
+    ],
+)
 def test_each_layout(
     kind: str, options: dict[str, int], layout: str, ranks: int, tiny: TinyMaker, references: dict
 ) -> None:
+    """One rank has one dataflow whatever the layout; eight ranks are for two models."""
     folder = tiny(kind, **options)
     refs = refs_of(folder, references)
     with Served(folder, ranks=ranks, layout=layout) as served:
@@ -85,20 +93,24 @@ def test_all_twenty_switches(
     """One deployment a pair would cost start-ups only: settle in A, serve, switch to B, and back for A -> B -> A."""
     folder = tiny(kind, **options)
     refs = refs_of(folder, references)
+    reached: set[tuple[str, str]] = set()
     with Served(folder, ranks=ranks, layout="tp") as served:
         for old, new in PAIRS:
             served.switch(old)
             requests = [served.add(ref.prompt, NUM_TOKENS) for ref in refs]
             served.steps(2 if when == "mid-prompt" else 8)
             served.scheduler.set_target(new, "test")
-            served.steps(14)
+            served.step()
+            for _ in range(18):
+                if not served.scheduler.switching:
+                    break
+                served.step()
+            reached |= {(old, r.present.layout.name) for r in served.scheduler.running.values()}
             served.scheduler.set_target(old, "back")
             served.drain()
             assert_equal(served, refs, requests)
             served.logits.clear()
-        flips = {(e.old, e.new) for e in served.events if isinstance(e, RequestFlipped)}
-        moves = {(a, b) for a, b in PAIRS if {a, b} not in ({"tp", "dp"}, {"tp", "cp"})}
-        assert len(flips & moves) >= 12, "requests really flipped while they ran"
+        assert reached >= set(PAIRS), "requests were served in the new layout while they ran"
 
 
 @pytest.mark.parametrize("seed", range(3))
