@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from splash.core.errors import ConfigError
 
 ReplicaPolicy = Literal["keep", "drop"]
+
+COPY_BANDWIDTH = 4.0e9
+"""Bytes per second, assumed where there is no hardware profile: what a core of 2020 and later copies in pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +32,8 @@ class SchedulerConfig:
     """Share of a step's time that background copies may take."""
     copy_bytes_per_step: int = 4 << 20
     """Copy budget per source and per destination until a step time is known; at least one page moves."""
-    copy_bandwidth: float = 4.0e9
-    """Bytes per second of one background copy stream (from the hardware profile)."""
+    copy_bandwidth: float | None = None
+    """Bytes per second of one background copy stream; None: the hardware profile's, else COPY_BANDWIDTH."""
     replicas: ReplicaPolicy = "drop"
     """keep: shards once fetched stay resident; drop: they become KV pages when no request needs them."""
     rebalance: bool = True
@@ -39,12 +43,19 @@ class SchedulerConfig:
     check_invariants: bool = False
     """Verify page conservation after every step (debug)."""
 
+    @property
+    def copy_bytes_per_s(self) -> float:
+        return COPY_BANDWIDTH if self.copy_bandwidth is None else self.copy_bandwidth
+
     def __post_init__(self) -> None:
         for name in ("max_running", "token_budget", "max_chunk", "max_model_len", "copy_bytes_per_step"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.watermark_pages < 0:
-            raise ConfigError(f"watermark_pages is {self.watermark_pages}; it must be 0 or more")
+        for name in ("watermark_pages", "transition_slack_steps"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be 0 or more")
+        if not 0 < self.copy_bytes_per_s < math.inf:
+            raise ConfigError(f"copy_bandwidth is {self.copy_bandwidth}; it must be a positive number")
         if not 0 < self.copy_share <= 1:
             raise ConfigError(f"copy_share is {self.copy_share}; it must be in (0, 1]")
         if self.replicas not in ("keep", "drop"):

@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from splash.core.config import EngineConfig
+from splash.core.env import config_dir, debug
 from splash.core.errors import CapacityError, ConfigError, RequestError
 from splash.core.events import EventSink, RunStarted
 from splash.core.params import SamplingParams
 from splash.engine.detok import Detokenizer
 from splash.engine.text import Text, open_text
 from splash.hal.protocol import Backend
+from splash.hw.load import known_profiles, load_profile
 from splash.kv.slots import MemoryPlan, plan_memory
 from splash.layout.holders import Topology
 from splash.layout.layouts import TP, layout_named
@@ -38,7 +40,7 @@ class Deployment:
 
     checkpoint: Checkpoint
     config: EngineConfig
-    """Complete: dtype and pool are set, and limits are what the model can do."""
+    """Complete: dtype and pool are set, copy bandwidth if there is a profile, and limits are what the model can do."""
     backend: Backend
     hardware: str
     text: Text | None
@@ -48,8 +50,9 @@ class Deployment:
 
     @property
     def model(self) -> str:
-        """The folder's name, for people."""
-        return self.checkpoint.folder.resolve().name
+        """The folder's name, for people: without the underscore that hides a folder of a package."""
+        name = self.checkpoint.folder.resolve().name
+        return name.lstrip("_") or name
 
     @property
     def vocab_size(self) -> int:
@@ -186,7 +189,7 @@ def _backend(name: str) -> Backend:
 
 
 def _completed(config: EngineConfig, backend: Backend, max_position: int) -> EngineConfig:
-    """The port's type, and limits that fit the model and each other."""
+    """The port's type and copy bandwidth, limits that fit the model and each other, and checks in debug mode."""
     caps = backend.caps
     dtype = config.dtype or caps.dtypes[0]
     if dtype not in caps.dtypes:
@@ -201,8 +204,18 @@ def _completed(config: EngineConfig, backend: Backend, max_position: int) -> Eng
         config.scheduler,
         max_model_len=min(config.scheduler.max_model_len, max_position),
         max_chunk=min(config.scheduler.max_chunk, config.scheduler.token_budget),
+        copy_bandwidth=config.scheduler.copy_bandwidth or _copy_bandwidth(backend.name),
+        check_invariants=config.scheduler.check_invariants or debug(),
     )
     return replace(config, dtype=dtype, scheduler=scheduler)
+
+
+def _copy_bandwidth(port: str) -> float | None:
+    """As the hardware profile of the port's name has it; None without one."""
+    user_folder = config_dir()
+    if port not in known_profiles(user_folder=user_folder):
+        return None
+    return load_profile(port, user_folder=user_folder).memory.copy_bandwidth.value
 
 
 def _kv_pages(config: EngineConfig, block_size: int) -> int | None:

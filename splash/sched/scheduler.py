@@ -460,7 +460,7 @@ class Scheduler:
             return config.copy_bytes_per_step * IDLE_COPY_FACTOR
         if not self._step_s:
             return config.copy_bytes_per_step
-        return max(self._page_copy_floor, int(config.copy_share * self._step_s * config.copy_bandwidth))
+        return max(self._page_copy_floor, int(config.copy_share * self._step_s * config.copy_bytes_per_s))
 
     def _ask_policy(self, plan: StepPlan) -> None:
         if self._policy is None or plan.index % POLICY_PERIOD or self.transitions.switch is not None:

@@ -1,0 +1,72 @@
+"""What is decided before the ranks start: limits, the copy bandwidth of the port's profile, checks in debug mode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from splash.core.config import COPY_BANDWIDTH, EngineConfig, SchedulerConfig
+from splash.core.errors import ConfigError
+from splash.engine.deployment import Deployment, open_deployment
+from splash.hal.inproc import InProcessBackend
+from splash.hw.load import shipped_folder
+from tests.conftest import TinyMaker
+
+
+class _Named(InProcessBackend):
+    """Goes by the name of a port."""
+
+    @property
+    def name(self) -> str:
+        return "cpu"
+
+
+def _open(tiny: TinyMaker, backend: InProcessBackend | None = None, **scheduler: object) -> Deployment:
+    config = EngineConfig(scheduler=SchedulerConfig(**scheduler))  # type: ignore[arg-type]
+    return open_deployment(tiny("deepseek_v3"), config, backend or InProcessBackend())
+
+
+@pytest.mark.parametrize(("value", "checks"), [("1", True), ("0", False)])
+def test_debug_checks_page_conservation(
+    tiny: TinyMaker, monkeypatch: pytest.MonkeyPatch, value: str, checks: bool
+) -> None:
+    """Red when SPLASH_DEBUG=1 does not check what its docstring says."""
+    monkeypatch.setenv("SPLASH_DEBUG", value)
+    assert _open(tiny).config.scheduler.check_invariants is checks
+    assert _open(tiny, check_invariants=True).config.scheduler.check_invariants
+
+
+def test_copy_bandwidth_is_the_profiles(
+    tiny: TinyMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Red when background copies go by a literal although the port has a profile, the user's own first."""
+    monkeypatch.setenv("SPLASH_CONFIG_DIR", str(tmp_path))
+    assert _open(tiny).config.scheduler.copy_bytes_per_s == COPY_BANDWIDTH, "this port has no profile"
+    assert _open(tiny, _Named()).config.scheduler.copy_bandwidth == 4.4e9
+    assert _open(tiny, _Named(), copy_bandwidth=1e6).config.scheduler.copy_bandwidth == 1e6
+    text = (shipped_folder() / "cpu.toml").read_text(encoding="utf-8")
+    (tmp_path / "cpu.toml").write_text(text.replace("value = 4.4e9", "value = 2e9"), encoding="utf-8")
+    assert _open(tiny, _Named()).config.scheduler.copy_bandwidth == 2e9
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"copy_bandwidth": 0.0}, {"copy_bandwidth": float("nan")}, {"transition_slack_steps": -1}],
+    ids=str,
+)
+def test_wrong_numbers_are_refused(wrong: dict[str, float]) -> None:
+    """Red when a switch can be given no bandwidth, or a negative patience."""
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        SchedulerConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_demo_model_has_a_name_for_people(tiny: TinyMaker, tmp_path: Path) -> None:
+    """Red when the view says `_demo`."""
+    copy = tmp_path / "__name"
+    copy.mkdir()
+    for file in tiny("deepseek_v3").iterdir():
+        (copy / file.name).symlink_to(file)
+    deployment = open_deployment(copy, EngineConfig(), InProcessBackend())
+    assert deployment.model == "name"
+    assert deployment.run_started(0.0).model == "name"
