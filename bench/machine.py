@@ -22,7 +22,7 @@ def provenance() -> dict[str, Any]:
 
     return {
         "machine": f"{cpu_name()}, {num_cores()} cores, {platform.system()} {platform.release()}",
-        "command": " ".join(["python -m", Path(sys.argv[0]).stem, *sys.argv[1:]]),
+        "command": " ".join(["python -m", f"bench.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": {
             "splash": splash.__version__,
