@@ -191,6 +191,7 @@ class SwitchDone:
     steps: int
     requests: int
     bytes_received: int
+    """KV and weights together, over all ranks."""
     weight_bytes_received: int
     seconds: float
     max_boundary_s: float

@@ -154,7 +154,8 @@ class StepPlan:
 class StepResult:
     """What came out of step `index`.
 
-    `tokens`: one per decode in plan order, then one per chunk that sampled, in plan order.
+    `tokens`: one per decode in plan order, then one per chunk that sampled, in plan order; under teacher forcing
+    the forced token.
     `gaps`: as `tokens`, the logit of the best token less that of the forced one (0 if equal), or less the
     second best when nothing is forced; empty unless the executor was asked for gaps.
     `acks`: ids of copies that completed since the last result. `started_s`/`ended_s`: the first rank's
