@@ -72,6 +72,15 @@ class Text:
 def open_text(folder: str | Path) -> Text | None:
     """The text of a checkpoint folder, or None without tokenizer.json; CheckpointError if its files are damaged."""
     folder = Path(folder)
+    try:
+        return _opened(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot read {error.filename or folder}: {error.strerror or error} (--model)"
+        ) from None
+
+
+def _opened(folder: Path) -> Text | None:
     file = folder / "tokenizer.json"
     if not file.exists():
         return None
@@ -85,6 +94,7 @@ def open_text(folder: str | Path) -> Text | None:
     tokenizer.no_padding()
     config_file = folder / "tokenizer_config.json"
     config = _read_object(config_file) if config_file.exists() else {}
+    _check_special(config, config_file)
     source = _template_source(folder, config)
     return Text(tokenizer, config, None if source is None else ChatTemplate(source))
 
@@ -93,13 +103,35 @@ def _template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
     """The chat template: a file of its own, or in tokenizer_config.json, where there may be several by name."""
     file = folder / "chat_template.jinja"
     if file.exists():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise CheckpointError(f"{file} is not UTF-8 text; get it again") from None
     other = folder / "chat_template.json"
     found = _read_object(other).get("chat_template") if other.exists() else config.get("chat_template")
     if isinstance(found, list):
-        named = {entry["name"]: entry["template"] for entry in found}
-        found = named.get("default", next(iter(named.values()), None))
+        found = _default_template(found, other if other.exists() else folder / "tokenizer_config.json")
     return found if isinstance(found, str) else None
+
+
+def _default_template(entries: list[Any], file: Path) -> str | None:
+    """Of several by name the one called default, or the first."""
+    try:
+        named = {entry["name"]: entry["template"] for entry in entries}
+    except (TypeError, KeyError):
+        raise CheckpointError(
+            f"{file}: chat_template is a list whose entries need a name and a template"
+        ) from None
+    return named.get("default", next(iter(named.values()), None))
+
+
+def _check_special(config: Mapping[str, Any], file: Path) -> None:
+    for name in _SPECIAL:
+        token = config.get(name)
+        if isinstance(token, Mapping) and not isinstance(token.get("content"), str):
+            raise CheckpointError(
+                f"{file}: {name} has no content; write the token itself, or get the file again"
+            )
 
 
 def _read_object(file: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -331,8 +332,8 @@ def _typed(data: dict[str, Any], key: str, kind: type) -> Any:
 
 def _from_zero(data: dict[str, Any], key: str, kind: type) -> Any:
     value = _typed(data, key, kind) if key in data else 0
-    if value < 0:
-        raise ValueError(f"{key} is {value}; it must be 0 or more")
+    if not 0 <= value <= threading.TIMEOUT_MAX:  # what can be waited for
+        raise ValueError(f"{key} is {value}; it must be from 0 to {threading.TIMEOUT_MAX:.3g}")
     return value
 
 

@@ -99,9 +99,19 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
     """Open a checkpoint folder and check it against its config.
 
     CheckpointError: no such folder, no checkpoint, a truncated file, quantised weights, a tensor that is missing,
-    of another shape, in two files, or foreign to the model. ConfigError: a model that is not supported.
+    of another shape, in two files, or foreign to the model; a file cannot be read. ConfigError: a model that is
+    not supported.
     """
     folder = Path(folder)
+    try:
+        return _opened(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot read {error.filename or folder}: {error.strerror or error} (--model)"
+        ) from None
+
+
+def _opened(folder: Path) -> Checkpoint:
     config = _config(folder)
     spec = normalise(config, where=str(folder / "config.json"))
     generation_file = folder / "generation_config.json"

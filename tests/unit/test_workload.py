@@ -69,7 +69,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         ('{"prompt": "x", "max_tokens": 1.5}', "max_tokens is 1.5"),
         ('{"prompt": "x", "max_tokens": true}', "max_tokens is True"),
         ('{"prompt": "x", "arrival_s": NaN}', "NaN"),
-        ('{"prompt": "x", "arrival_s": -1}', "arrival_s is -1.0; it must be 0 or more"),
+        ('{"prompt": "x", "arrival_s": -1}', "arrival_s is -1.0; it must be from 0 to"),
         ('{"prompt": "x", "arrival_s": 1}', "sort the lines"),
     ],
 )
