@@ -53,9 +53,15 @@ class Interrupted(BaseException):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command and exits: 0, 1 (a check failed), 2 (bad input, one line), 3 (a rank failed), 128 + signal."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+    catch_signals()
     sys.exit(_run(arguments))
+
+
+def catch_signals() -> None:
+    """A service manager's and a closed terminal's signal end a run in order, unless they are ignored (nohup)."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
 
 
 def _run(arguments: Sequence[str] | None) -> int:
@@ -75,6 +81,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     except BrokenPipeError:
         sys.stdout = None  # nobody reads on: nothing is left to flush
         return 1
+    except OSError as error:  # a file or disk that nobody had in mind
+        return _fail(error, str(error), SplashError.exit_code)
     return code if isinstance(code, int) else 0
 
 

@@ -12,7 +12,7 @@ import click
 import splash
 from splash.core.config import EngineConfig, SchedulerConfig
 from splash.core.params import SamplingParams
-from splash.layout.layouts import LAYOUTS, layout_named
+from splash.layout.layouts import LAYOUTS
 
 DEMO = Path(splash.__file__).parent / "_demo"
 DEFAULT_MAX_TOKENS = 128
@@ -72,8 +72,9 @@ class Options:
     def __post_init__(self) -> None:
         if self.prompt and self.workload:
             raise click.UsageError("--prompt and --workload exclude each other")
-        if self.layout != AUTO:
-            layout_named(self.layout)
+        if self.layout not in (*LAYOUTS, AUTO):
+            known = ", ".join((*LAYOUTS, AUTO))
+            raise click.UsageError(f"unknown layout '{self.layout}'; known: {known} (--layout)")
         if self.verify and self.temperature:
             raise click.UsageError("--verify compares greedy tokens; leave out --temperature")
 

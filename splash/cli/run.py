@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import signal
-import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ import splash
 from splash.cli.options import Options, with_options
 from splash.cli.output import JsonTarget
 from splash.core.errors import RequestError, SplashError
+from splash.core.params import SamplingParams
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,10 +27,8 @@ if TYPE_CHECKING:
     from splash.engine.verify import Verifier
     from splash.engine.workload import Item, Job
 
-SWITCH_INTERVAL_S = 0.0005
-"""How long the thread that draws may keep the loop from the next step."""
 MAX_SHOWN = 10
-"""Ties and differences that are listed; the JSON has all."""
+"""Refusals, ties and differences that are listed; the JSON has all."""
 
 
 def _jobs(options: Options, deployment: Deployment) -> list[Job]:
@@ -39,7 +37,7 @@ def _jobs(options: Options, deployment: Deployment) -> list[Job]:
 
     items = [Item(text) for text in options.prompt]
     items = items or load_workload(options.workload or "default", seed=options.seed)
-    check = deployment.checker()
+    check = _checker(deployment, verify=options.verify)
 
     def token_ids(text: str) -> tuple[int, ...]:
         if deployment.text is None and not options.prompt:
@@ -62,11 +60,36 @@ def _jobs(options: Options, deployment: Deployment) -> list[Job]:
     return jobs
 
 
+def _checker(deployment: Deployment, *, verify: bool) -> Callable[[Sequence[int], SamplingParams], None]:
+    """Whether a request can be served at the start, and if asked for again to be verified: RequestError."""
+    from splash.engine.verify import DTYPE, LAYOUT
+
+    check = deployment.checker()
+    if not verify:
+        return check
+    if deployment.config.dtype != DTYPE:
+        raise click.UsageError(
+            f"--verify tells ties from differences in {DTYPE} only, not in {deployment.config.dtype} (--dtype)"
+        )
+    check_again = deployment.fixed(LAYOUT).checker()
+
+    def check_both(prompt: Sequence[int], params: SamplingParams) -> None:
+        check(prompt, params)
+        try:
+            check_again(prompt, params)
+        except RequestError as error:
+            raise RequestError(f"--verify serves it in {LAYOUT} too: {error}") from None
+
+    return check_both
+
+
 def _capped(item: Item, max_tokens: int | None) -> Item:
     """`--max-tokens` is what a request without a number of its own gets, and a cap for the others."""
     if max_tokens is None:
         return item
-    return replace(item, max_tokens=min(max_tokens, item.max_tokens or max_tokens))
+    return replace(
+        item, max_tokens=max_tokens if item.max_tokens is None else min(max_tokens, item.max_tokens)
+    )
 
 
 def _typed_prompt(text: str, deployment: Deployment) -> tuple[int, ...]:
@@ -92,6 +115,11 @@ class _Outcome:
     completions: list[Completion]
     stopped: BaseException | None = None
 
+    @property
+    def refused(self) -> list[Completion]:
+        """Requests that were refused when they arrived: the target had changed."""
+        return [done for done in self.completions if done.error is not None]
+
 
 def _serve(
     deployment: Deployment, jobs: Sequence[Job], switches: Sequence[tuple[int, str]], **engine: Any
@@ -109,10 +137,19 @@ def _serve(
         try:
             running.finish()
         except (KeyboardInterrupt, Interrupted) as signalled:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # ending takes a moment: no second one meanwhile
-            running.close()
+            with _without_ctrl_c():  # ending takes a moment: no second one meanwhile
+                running.close()
             stopped = signalled
-    return _Outcome([stream.result() for stream in streams], stopped)
+    return _Outcome([stream.outcome() for stream in streams], stopped)
+
+
+@contextmanager
+def _without_ctrl_c() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _verify(
@@ -126,7 +163,7 @@ def _verify(
     return verify(
         deployment,
         [
-            Served(job.prompt, job.params, tuple(done.token_ids))
+            Served(done.request, job.prompt, job.params, tuple(done.token_ids))
             for job, done in zip(jobs, completions, strict=True)
         ],
     )
@@ -150,7 +187,6 @@ def run(options: Options) -> int:
     from splash.engine.report import RunReport
     from splash.tui.live import open_view
 
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
     console = Console(stderr=options.json_file == "-")
     deployment = open_deployment(options.model, options.engine_config())
     jobs = _jobs(options, deployment)
@@ -162,9 +198,11 @@ def run(options: Options) -> int:
             sinks = (report.event, view.sink)
             outcome = _serve(deployment, jobs, options.switch, sinks=sinks, trace=trace)
         for done in outcome.completions:
-            report.output(done.request, done.token_ids, done.text, done.finish_reason)
-        _show(console, options, report, outcome.completions, has_text=deployment.text is not None)
+            report.output(done.request, done.token_ids, done.text, done.finish_reason, done.error)
         data = report.to_json()
+        if target is not None:
+            target.draft(data)
+        _show(console, options, report, outcome, has_text=deployment.text is not None)
         exit_code = 0
         if options.verify and outcome.stopped is None:
             verifier = _verify(console, deployment, jobs, outcome.completions)
@@ -174,7 +212,7 @@ def run(options: Options) -> int:
             target.write(data)
     if outcome.stopped is not None:
         raise outcome.stopped
-    return exit_code
+    return RequestError.exit_code if outcome.refused else exit_code
 
 
 def _open_trace(file: Path | None, options: Options, files: ExitStack) -> TraceWriter | None:
@@ -196,19 +234,25 @@ def _show(
     console: Console,
     options: Options,
     report: RunReport,
-    completions: Sequence[Completion],
+    outcome: _Outcome,
     *,
     has_text: bool,
 ) -> None:
-    """The texts of the prompts that were given, the tables, and switches that came to nothing."""
+    """The texts of the prompts that were given, the tables, what was refused and what came to nothing."""
     from rich.text import Text
 
     from splash.cli.summary import show_report
 
-    for prompt, done in zip(options.prompt, completions, strict=False):
+    for prompt, done in zip(options.prompt, outcome.completions, strict=False):
         answer = done.text if has_text else f" → {' '.join(map(str, done.token_ids))}"
         console.print(Text(prompt, style="bold").append(answer, style="not bold"), end="\n\n")
     show_report(console, report)
+    for done in outcome.refused[:MAX_SHOWN]:
+        console.print(
+            Text(f"request {done.request} was refused: {done.error}", style="bold red"), soft_wrap=True
+        )
+    if len(outcome.refused) > MAX_SHOWN:
+        console.print(f"and {len(outcome.refused) - MAX_SHOWN} more", style="bold red")
     last = report.steps[-1].step if report.steps else 0
     for step, layout in options.switch:
         if step > last:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from splash.engine.report import RunReport
+from splash.tui.units import show_bytes, show_seconds
 
 MAX_REQUESTS = 12
 """Requests that the table lists; the JSON has all."""
@@ -27,25 +28,6 @@ def show_report(console: Console, report: RunReport) -> None:
         console.print(_cost_lines(cost), highlight=False)
 
 
-def seconds(value: float | None) -> str:
-    """1.23 s, 4.56 ms or 7.8 µs; – for None."""
-    if value is None:
-        return "–"
-    for unit, scale in (("s", 1.0), ("ms", 1e3)):
-        if abs(value) * scale >= 1:
-            return f"{value * scale:.3g} {unit}"
-    return f"{value * 1e6:.3g} µs"
-
-
-def size(num_bytes: float) -> str:
-    """Bytes in binary units."""
-    for unit in ("B", "KiB", "MiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.4g} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.4g} GiB"
-
-
 def _summary_table(summary: dict[str, Any]) -> Table:
     table = Table(title="Run", title_justify="left", show_header=False, box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column(style="bold")
@@ -53,13 +35,13 @@ def _summary_table(summary: dict[str, Any]) -> Table:
     reasons = ", ".join(f"{count} {reason}" for reason, count in summary["finish_reasons"].items())
     rate = summary["output_tokens_per_s"]
     rows: list[tuple[str, str]] = [
-        ("throughput", f"{rate:.1f} output tokens/s" if rate else "–"),
+        ("throughput", f"{rate:.1f} output tokens/s" if rate else "N/A"),
         ("tokens", f"{summary['output_tokens']} output, {summary['prompt_tokens']} prompt"),
         ("requests", f"{summary['requests']} ({reasons or 'none finished'})"),
         ("TTFT", _percentiles(summary["ttft_s"])),
         ("TPOT", _percentiles(summary["tpot_s"])),
-        ("time", f"{seconds(summary['duration_s'])}, {summary['steps']} steps"),
-        ("layouts", ", ".join(f"{name} {share:.0%}" for name, share in summary["layouts"].items()) or "–"),
+        ("time", f"{show_seconds(summary['duration_s'])}, {summary['steps']} steps"),
+        ("layouts", ", ".join(f"{name} {share:.0%}" for name, share in summary["layouts"].items()) or "N/A"),
     ]
     if summary["preemptions"]:
         rows.append(("preemptions", str(summary["preemptions"])))
@@ -69,17 +51,17 @@ def _summary_table(summary: dict[str, Any]) -> Table:
 
 
 def _percentiles(values: dict[str, float | None]) -> str:
-    return ", ".join(f"{name} {seconds(value)}" for name, value in values.items())
+    return ", ".join(f"{name} {show_seconds(value)}" for name, value in values.items())
 
 
 _COLUMNS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("step", lambda s: str(s["step"] - s["steps"])),
     ("switch", lambda s: f"{s['from']} → {s['to']}"),
     ("requests", lambda s: str(s["requests"])),
-    ("moved", lambda s: size(s["bytes_received"])),
+    ("moved", lambda s: show_bytes(s["bytes_received"])),
     ("steps", lambda s: str(s["steps"])),
-    ("time", lambda s: seconds(s["seconds"])),
-    ("stall", lambda s: seconds(s["max_boundary_s"])),
+    ("time", lambda s: show_seconds(s["seconds"])),
+    ("stall", lambda s: show_seconds(s["max_boundary_s"])),
     ("reason", lambda s: s["reason"] if s["outcome"] == "done" else f"{s['outcome']}: {s['reason']}"),
 )
 
@@ -107,5 +89,5 @@ def _cost_lines(cost: dict[str, Any]) -> str:
         f"{cost['nulls']} boundaries without: {_percentiles(cost['null_s'])}",
     ]
     if excess is not None:
-        lines.append(f"a flip costs {seconds(excess)} at the median, {share:.2%} of a decode step")
+        lines.append(f"a flip costs {show_seconds(excess)} at the median, {share:.2%} of a decode step")
     return "\n".join(lines)

@@ -15,7 +15,7 @@ from itertools import count
 from queue import SimpleQueue
 from types import TracebackType
 
-from splash.core.errors import SplashError
+from splash.core.errors import RequestError, SplashError
 from splash.core.events import Event, EventSink, RunFinished
 from splash.core.params import SamplingParams
 from splash.core.request import FinishReason, Request
@@ -55,6 +55,8 @@ class Completion:
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: FinishReason | None = None
+    error: str | None = None
+    """Why it was refused, of one that `Stream.outcome` gives."""
 
     def add(self, piece: Piece) -> None:
         self.token_ids += piece.token_ids
@@ -94,11 +96,18 @@ class Stream:
         self._abort(self.request.id)
 
     def result(self) -> Completion:
-        """Waits for the end; everything that has not been iterated yet."""
+        """Waits for the end; everything that has not been iterated yet. Raises what iterating raises."""
         completion = Completion(self.request.id)
         for piece in self:
             completion.add(piece)
         return completion
+
+    def outcome(self) -> Completion:
+        """As `result`, but a request that was refused when it arrived ends with `abort` and its `error`."""
+        try:
+            return self.result()
+        except RequestError as refusal:
+            return Completion(self.request.id, finish_reason="abort", error=str(refusal))
 
 
 class _Deliveries:

@@ -53,10 +53,13 @@ class RequestReport:
 
     id: int
     num_prompt: int = 0
-    arrival_s: float = 0.0
+    arrival_s: float | None = None
+    """None: it never arrived."""
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: str | None = None
+    error: str | None = None
+    """Why it was refused when it arrived."""
     num_output: int = 0
     """As the event of its end says; `token_ids` may not be known (replay)."""
     ttft_s: float | None = None
@@ -182,12 +185,18 @@ class RunReport:
                 request.num_output, request.finish_reason = event.num_tokens, event.reason
 
     def output(
-        self, request: int, token_ids: Sequence[int], text: str, finish_reason: FinishReason | None
+        self,
+        request: int,
+        token_ids: Sequence[int],
+        text: str,
+        finish_reason: FinishReason | None,
+        error: str | None = None,
     ) -> None:
         known = self._request(request)
         known.token_ids += token_ids
         known.text += text
         known.finish_reason = finish_reason or known.finish_reason
+        known.error = error or known.error
 
     def _request(self, request: int) -> RequestReport:
         return self.requests.setdefault(request, RequestReport(request))
@@ -214,6 +223,7 @@ class RunReport:
             "token_ids": r.token_ids,
             "text": r.text,
             "finish_reason": r.finish_reason,
+            "error": r.error,
             "arrival_s": r.arrival_s,
             "ttft_s": r.ttft_s,
             "tpot_s": r.tpot_s,
@@ -243,9 +253,9 @@ class RunReport:
         }
 
     def duration_s(self) -> float:
-        arrivals = [r.arrival_s for r in self.requests.values()]
+        arrivals = [r.arrival_s for r in self.requests.values() if r.arrival_s is not None]
         ends = [r.finished_s for r in self.requests.values() if r.finished_s is not None]
-        return max(ends) - min(arrivals) if ends else 0.0
+        return max(ends) - min(arrivals) if ends and arrivals else 0.0
 
     def layouts(self) -> dict[str, float]:
         """Share of the forward time of each layout, by rows, in order of first appearance."""

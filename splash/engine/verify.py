@@ -12,6 +12,8 @@ from splash.sched.step import StepPlan, StepResult
 
 LAYOUT = "tp"
 """What is compared with."""
+DTYPE = "float32"
+"""What `TIE_GAP` holds for."""
 TIE_GAP = 2e-4
 """Two greedy tokens whose logits are closer than this are a tie (DESIGN §8)."""
 MAX_NAMED = 20
@@ -20,8 +22,9 @@ MAX_NAMED = 20
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A request of the first run and what came out of it."""
+    """A request of the first run, by its number there, and what came out of it."""
 
+    request: int
     prompt: tuple[int, ...]
     params: SamplingParams
     tokens: tuple[int, ...]
@@ -53,7 +56,7 @@ class Difference:
 
 @dataclass(slots=True)
 class Verifier:
-    """Folds the plans and results of a teacher-forced run of `served`, whose ids are their places."""
+    """Folds the plans and results of a teacher-forced run of `served`, whose ids there are their places."""
 
     served: Sequence[Served]
     num_compared: int = 0
@@ -65,7 +68,7 @@ class Verifier:
         self._known.update((admit.request, len(admit.tokens)) for admit in plan.admits)
         chunks = (c.request for c in plan.chunks if c.start + c.count == self._known[c.request])
         for request, token, gap in zip((*plan.decodes, *chunks), result.tokens, result.gaps, strict=True):
-            if request < len(self.served) and self.served[request].tokens:
+            if request < len(self.served):
                 self._compare(request, token, gap)
             self._known[request] += 1
 
@@ -77,7 +80,7 @@ class Verifier:
         self.num_compared += 1
         if token != expected or gap > 0:
             found = token if token != expected else None
-            self.found.append(Difference(request, position, expected, found, gap))
+            self.found.append(Difference(served.request, position, expected, found, gap))
 
     @property
     def ties(self) -> list[Difference]:
@@ -97,13 +100,13 @@ class Verifier:
 def verify(deployment: Deployment, served: Sequence[Served]) -> Verifier:
     """Every greedy request of `served` again, all at once, in the fixed layout, each forced along its tokens.
 
-    Raises what the engine fails with.
+    Those without a token have nothing to compare. Raises what the engine fails with.
     """
-    verifier = Verifier(served)
+    verifier = Verifier([s for s in served if s.tokens])
     with Engine(deployment.fixed(LAYOUT), on_step=verifier.step, gaps=True) as engine:
         streams = []
-        for s in served:
-            params = replace(s.params, max_tokens=max(1, len(s.tokens)))
+        for s in verifier.served:
+            params = replace(s.params, max_tokens=len(s.tokens))
             streams.append(engine.submit(s.prompt, params, forced=s.tokens))
         for stream in streams:
             stream.result()
@@ -115,9 +118,10 @@ def verify(deployment: Deployment, served: Sequence[Served]) -> Verifier:
 def _look_up(engine: Engine, verifier: Verifier) -> None:
     """Name the better tokens, by sampling one token behind what was served up to each difference."""
     one = SamplingParams(max_tokens=1, ignore_eos=True)
+    by_number = {s.request: s for s in verifier.served}
     for place, difference in enumerate(verifier.found[:MAX_NAMED]):
         if difference.found is None:
-            served = verifier.served[difference.request]
+            served = by_number[difference.request]
             prompt = served.prompt + served.tokens[: difference.position]
             (found,) = engine.submit(prompt, one).result().token_ids
             verifier.found[place] = replace(difference, found=found)

@@ -21,6 +21,8 @@ def show_seconds(seconds: float | None) -> str:
     """A duration of about three figures: `85 µs`, `12.3 ms`, `1.25 s`, `4 min 05 s`; N/A if unknown."""
     if seconds is None or not isfinite(seconds):
         return "N/A"
+    if seconds < 0:
+        return f"-{show_seconds(-seconds)}"
     if seconds < 0.0009995:
         return f"{seconds * 1e6:.0f} µs"
     if seconds < 0.09995:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,10 @@ import pytest
 import torch
 
 from splash import cli
+from splash.core.errors import RankFailure
 from splash.hal.inproc import InProcessBackend
 from tests.conftest import TinyMaker
+from tests.engine.tokenizers_made import byte_level
 
 torch.set_num_threads(1)
 
@@ -126,10 +130,83 @@ def test_a_workload_file(capsys: pytest.CaptureFixture[str], model: Path, tmp_pa
     assert [len(r["token_ids"]) for r in data["requests"]] == [3, 5]
 
 
+LATE = (
+    '{"token_ids": [5, 6], "max_tokens": 60, "ignore_eos": true}\n'
+    '{"token_ids": [7, 8], "max_tokens": 1400, "arrival_step": 40, "ignore_eos": true}\n'
+)
+"""Under dcp there is room for the second, under tp there is not."""
+LITTLE_ROOM = ("--layout", "dcp", "--kv-pages", 10, "--max-model-len", 1600)
+
+
+def test_a_late_refusal_loses_nothing_else(
+    capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
+) -> None:
+    """Red when one request that no longer fits after a switch takes the figures of all others with it."""
+    file, out = tmp_path / "late.jsonl", tmp_path / "out.json"
+    file.write_text(LATE)
+    given = ("--model", model, "--workload", file, *LITTLE_ROOM, "--switch", "5:tp")
+    assert _run("run", *given, "--json", out) == 2
+    first, late = json.loads(out.read_text())["requests"]
+    assert (first["finish_reason"], len(first["token_ids"]), first["error"]) == ("length", 60, None)
+    assert (late["finish_reason"], late["token_ids"]) == ("abort", [])
+    assert "under tp; lower max_tokens" in late["error"]
+    told = capsys.readouterr().out
+    assert "throughput" in told
+    assert [line for line in told.splitlines() if "refused" in line] == [
+        f"request 1 was refused: {late['error']}"
+    ]
+
+
+def test_verify_is_refused_before_anything_runs(
+    capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
+) -> None:
+    """Red when a run is made whose verification cannot be: too long for tp, or a type without a tie gap."""
+    file = tmp_path / "late.jsonl"
+    file.write_text(LATE)
+    for arguments, complaint in [
+        (
+            ("--workload", file, *LITTLE_ROOM),
+            "request 1: --verify serves it in tp too: the request may cache",
+        ),
+        (("--prompt", "5", "--dtype", "bfloat16"), "in float32 only, not in bfloat16 (--dtype)"),
+    ]:
+        assert _run("run", "--model", model, *arguments, "--verify") == 2
+        captured = capsys.readouterr()
+        assert complaint in captured.err
+        assert captured.err.count("\n") == 1
+        assert not captured.out
+
+
+def test_a_failed_verification_loses_no_figures(
+    monkeypatch: pytest.MonkeyPatch, model: Path, tmp_path: Path
+) -> None:
+    """Red when the JSON waits for the verification, which may fail."""
+
+    def failing(*arguments: Any) -> Any:
+        raise RankFailure("rank 1 was killed")
+
+    monkeypatch.setattr("splash.engine.verify.verify", failing)
+    out = tmp_path / "out.json"
+    given = ("--model", model, "--prompt", "5 6", "--max-tokens", 4, "--verify", "--json", out)
+    assert _run("run", *given) == 3
+    assert json.loads(out.read_text())["summary"]["output_tokens"] == 4
+
+
 def _broken(model: Path, folder: Path) -> dict[str, Path]:
     """Checkpoints that cannot be served."""
     made = {}
-    for name in ("truncated", "foreign", "unknown"):
+    names = (
+        "truncated",
+        "foreign",
+        "unknown",
+        "folder",
+        "generation",
+        "weights",
+        "tokenizer",
+        "templates",
+        "jinja",
+    )
+    for name in (*names, "special"):
         copy = folder / name
         copy.mkdir()
         for file in model.iterdir():
@@ -140,6 +217,19 @@ def _broken(model: Path, folder: Path) -> dict[str, Path]:
     (made["foreign"] / "config.json").unlink()
     config = json.loads((model / "config.json").read_text())
     (made["unknown"] / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}))
+    for name, file in [
+        ("folder", "config.json"),
+        ("generation", "generation_config.json"),
+        ("weights", "model.safetensors"),
+        ("tokenizer", "tokenizer_config.json"),
+    ]:
+        (made[name] / file).unlink(missing_ok=True)
+        (made[name] / file).mkdir()
+    for name in ("tokenizer", "templates", "jinja", "special"):
+        byte_level().save(str(made[name] / "tokenizer.json"))
+    (made["templates"] / "tokenizer_config.json").write_text('{"chat_template": [{"template": "x"}]}')
+    (made["special"] / "tokenizer_config.json").write_text('{"bos_token": {"special": true}}')
+    (made["jinja"] / "chat_template.jinja").write_bytes(b"\xff")
     return made
 
 
@@ -148,6 +238,10 @@ def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], model: Path, 
     broken = _broken(model, tmp_path)
     bad_file = tmp_path / "bad.jsonl"
     bad_file.write_text('{"token_ids": [1]}\n{"promt": "x"}\n')
+    zero, late, later = (tmp_path / f"{name}.jsonl" for name in ("zero", "late", "later"))
+    zero.write_text('{"token_ids": [1], "max_tokens": 0}')
+    late.write_text('{"token_ids": [1], "arrival_s": 1e999}')
+    later.write_text('{"token_ids": [1], "arrival_s": 1e300}')
     for arguments, complaint in [
         (("--model", tmp_path / "missing"), "does not exist"),
         (("--model", bad_file), "is a file"),
@@ -156,7 +250,7 @@ def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], model: Path, 
         (("--model", broken["truncated"]), "model.safetensors"),
         (("--ranks", 3), "cannot be divided over 3 ranks; choose --ranks from 1, 2, 4, 8"),
         (("--ranks", 0), "--ranks"),
-        (("--layout", "pd"), "unknown layout 'pd'; known: tp, dp, cp, dop, dcp"),
+        (("--layout", "pd"), "unknown layout 'pd'; known: tp, dp, cp, dop, dcp, auto (--layout)"),
         (("--switch", "5"), "'5' is not STEP:LAYOUT"),
         (("--switch", "5:pd"), "unknown layout 'pd'"),
         (("--switch", "-5:dp"), "is not STEP:LAYOUT"),
@@ -174,6 +268,18 @@ def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], model: Path, 
         (("--verify", "--temperature", 1), "--verify compares greedy tokens"),
         (("--json", tmp_path / "no" / "folder.json"), "(--json)"),
         (("--trace", tmp_path / "no" / "folder.trace"), "(--trace)"),
+        (("--workload", zero), "max_tokens is 0"),
+        (("--workload", zero, "--max-tokens", 5), "max_tokens is 0"),
+        (("--workload", late), f"{late}:1: arrival_s is inf"),
+        (("--workload", later), f"{later}:1: arrival_s is 1e+300"),
+        (("--workload", f"{tmp_path}/"), "cannot read the workload"),
+        (("--model", broken["folder"]), "config.json: Is a directory"),
+        (("--model", broken["generation"]), "generation_config.json: Is a directory"),
+        (("--model", broken["weights"]), "model.safetensors: Is a directory"),
+        (("--model", broken["tokenizer"]), "tokenizer_config.json: Is a directory"),
+        (("--model", broken["templates"]), "chat_template is a list whose entries need a name and a template"),
+        (("--model", broken["jinja"]), "chat_template.jinja is not UTF-8 text"),
+        (("--model", broken["special"]), "bos_token has no content"),
         (("--frobnicate",), "No such option"),
         (("--copy-share", 2), "copy_share is 2.0"),
     ]:  # fmt: skip
@@ -210,6 +316,45 @@ def test_ctrl_c_ends_with_what_there_is(
     assert data["requests"][0]["token_ids"]
     assert data["summary"]["outcome"] == "interrupted"
     assert "interrupted" in capsys.readouterr().out
+
+
+def test_ending_a_run_restores_ctrl_c() -> None:
+    """Red when Ctrl-C is dead in the process that ran a command, here or after an error."""
+    from splash.cli.run import _without_ctrl_c
+
+    before = signal.getsignal(signal.SIGINT)
+    with _without_ctrl_c():
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_ignored_hangup_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when `nohup splash run` ends with its terminal."""
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        before = signal.getsignal(number)
+        try:
+            for handler in (signal.SIG_IGN, signal.SIG_DFL):
+                signal.signal(number, handler)
+                cli.catch_signals()
+                assert (signal.getsignal(number) is signal.SIG_IGN) == (handler is signal.SIG_IGN)
+        finally:
+            signal.signal(number, before)
+
+
+def test_a_full_disk_is_one_line(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    """Red when figures that cannot be written give a traceback, or the table is lost too."""
+    given = ("--prompt", "5 6", "--max-tokens", 4)
+    assert _run("run", "--model", model, *given, "--json", "/dev/full") == 2
+    captured = capsys.readouterr()
+    assert captured.err == "splash: cannot write /dev/full: No space left on device (--json)\n"
+    assert "throughput" in captured.out
+
+
+def test_a_run_leaves_the_interpreter_as_it_was(model: Path) -> None:
+    """Red when a run changes how long threads may keep each other from running, for good."""
+    before = sys.getswitchinterval()
+    assert _run("run", "--model", model, "--prompt", "5 6", "--max-tokens", 2, "--no-tui") == 0
+    assert sys.getswitchinterval() == before
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:

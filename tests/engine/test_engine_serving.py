@@ -84,19 +84,23 @@ def test_verify_finds_a_changed_token_and_nothing_else(tiny: TinyMaker) -> None:
     """Red when verification compares nothing, misses a wrong token, blames a right one, or names the wrong ones."""
     deployment = _deployment(tiny("deepseek_v3"), layout="dop")
     done = _serve(deployment, [(prompt, TWELVE) for prompt in PROMPTS])
-    served = [Served(p, TWELVE, tuple(d.token_ids)) for p, d in zip(PROMPTS, done, strict=True)]
+    served = [
+        Served(n, p, TWELVE, tuple(d.token_ids))
+        for n, (p, d) in enumerate(zip(PROMPTS, done, strict=True), start=5)
+    ]
     right = verify(deployment, served)
     assert (right.found, right.missing, right.num_compared) == ([], 0, 48)
 
     tokens = list(served[2].tokens)
     tokens[7] = (tokens[7] + 1) % 512
-    wrong = verify(deployment, [*served[:2], replace(served[2], tokens=tuple(tokens)), served[3]])
+    nothing = replace(served[0], request=4, tokens=())
+    wrong = verify(deployment, [nothing, *served[:2], replace(served[2], tokens=tuple(tokens)), served[3]])
     assert (wrong.missing, wrong.num_compared) == (0, 48)
     first = wrong.differences[0]
-    assert (first.request, first.position) == (2, 7)
+    assert (first.request, first.position) == (7, 7)
     assert (first.expected, first.found) == (tokens[7], served[2].tokens[7])
     assert first.gap > 2e-4
-    assert all(d.request == 2 and d.position >= 7 for d in wrong.found)
+    assert all(d.request == 7 and d.position >= 7 for d in wrong.found)
 
 
 def test_preemption_replays(tiny: TinyMaker) -> None:

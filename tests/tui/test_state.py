@@ -304,6 +304,7 @@ def test_percentiles_of_the_latest() -> None:
         (show_bytes(128 * 2**30), "128 GiB"),
         (show_seconds(None), "N/A"),
         (show_seconds(85e-6), "85 µs"),
+        (show_seconds(-0.0123), "-12.3 ms"),
         (show_seconds(0.0123), "12.3 ms"),
         (show_seconds(0.25), "250 ms"),
         (show_seconds(1.25), "1.25 s"),
