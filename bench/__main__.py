@@ -1,7 +1,7 @@
 """All measurements, one after the other: python -m bench [--folder DIR] [--results DIR]
 
-Makes the bench checkpoint if it is not there, then runs decode, switch and overhead on it. Needs two idle cores, and
-about 20 minutes; each part can be run alone, see its --help.
+Makes the bench checkpoint if it is not there, then runs decode, overhead, switch and memory on it. Needs two idle
+cores, and about 20 minutes; each part can be run alone, see its --help.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from pathlib import Path
 
 import click
 
-PARTS = ("decode", "overhead", "switch")
+PARTS = ("decode", "overhead", "switch", "memory")
 
 
 @click.command(help=__doc__)
-@click.option("--folder", default="build/bench-checkpoint", show_default=True, type=click.Path(path_type=Path))
+@click.option(
+    "--folder", default="build/bench-checkpoint", show_default=True, type=click.Path(path_type=Path)
+)
 @click.option("--results", default="build/bench", show_default=True, type=click.Path(path_type=Path))
 def main(folder: Path, results: Path) -> None:
     if not (folder / "config.json").exists():
