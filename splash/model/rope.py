@@ -64,6 +64,8 @@ def rotate(x: torch.Tensor, rows: RopeRows, *, out: torch.Tensor) -> None:
         swapped = x.roll(x.shape[-1] // 2, -1)
         torch.mul(x, rows.cos, out=out)
         out.addcmul_(swapped, rows.sin)
+    elif out is x and x.dtype == torch.float32:
+        _pairs(x).mul_(rows.cis)
     elif x.dtype == torch.float32:
         torch.mul(_pairs(x), rows.cis, out=_pairs(out))
     else:

@@ -61,11 +61,9 @@ class AttentionPipeline:
         queries, entries = self._exchange_queries(new, rows)
         self._append(entries, rows)
         by_head = self._attend_own(new.own, rows)
-        here, lse = self._attend_here(queries, rows)
         gathered, shares = self._attend_gathered(new, entries, rows)
-        returned = self._exchange_outputs(here, lse, rows)
-        staying = here[rows.num_returning :]
-        return self._finish(h, [*by_head, *gathered, *returned], [staying, *shares], rows)
+        returned, staying = self._attend_here(queries, rows)
+        return self._finish(h, [*by_head, *gathered, *returned], [*staying, *shares], rows)
 
     def _exchange_queries(self, new: Projected, rows: AttentionRows) -> tuple[torch.Tensor, Entries]:
         """Exchange A -> queries that attend here [num_here, all heads, d_q], and all new KV known here."""
@@ -97,11 +95,16 @@ class AttentionPipeline:
             return []
         return [self._attend(queries[: rows.num_own], self.pages.paged, rows.own_seqs)[0]]
 
-    def _attend_here(self, queries: torch.Tensor, rows: AttentionRows) -> Attended:
-        """All heads over this rank's pages."""
-        if not rows.num_here:
-            return self._nothing(queries, self.num_heads)
-        return self._attend_groups(queries, self.pages.paged, rows.here_seqs)
+    def _attend_here(
+        self, queries: torch.Tensor, rows: AttentionRows
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """All heads over this rank's pages -> own heads of what came back from all ranks, all heads of what stays."""
+        if not rows.num_here and rows.output_exchange is None:
+            return [], []
+        here, lse = self._nothing(queries, self.num_heads)
+        if rows.num_here:
+            here, lse = self._attend_groups(queries, self.pages.paged, rows.here_seqs)
+        return self._exchange_outputs(here, lse, rows), [here[rows.num_returning :]]
 
     def _attend_gathered(
         self, new: Projected, entries: Entries, rows: AttentionRows

@@ -25,7 +25,7 @@ _HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn,
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """`x` [n, in] @ `weight` [out, in] transposed, plus `bias` [out] -> [n, out]. Any strides."""
     n = x.shape[0]
-    if not _uses_onednn(x) or n * weight.numel() < SMALL or (n <= EXACT_ROWS and _collides(weight)):
+    if not _uses_onednn(x) or not _suits_onednn(weight, n):
         return F.linear(x, weight, bias)
     padded = bucket(n)
     if padded == n:
@@ -57,9 +57,15 @@ def heads_matmul(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor) ->
         out[:, head] = linear(x[:, head], weight[head].t())
 
 
-def _collides(weight: torch.Tensor) -> bool:
-    """A transposed matrix whose rows fall into the same cache sets."""
-    return weight.stride(1) != 1 and weight.stride(1) * weight.itemsize % CACHE_WAY_BYTES == 0
+def _suits_onednn(weight: torch.Tensor, n: int) -> bool:
+    """Large enough, dense (else it takes a path 100 times as slow), and not with few rows and colliding columns."""
+    num_out, num_in = weight.shape
+    if n * num_in * num_out < SMALL:
+        return False
+    if weight.stride() == (num_in, 1):
+        return True
+    collides = num_out * weight.itemsize % CACHE_WAY_BYTES == 0
+    return weight.stride() == (1, num_out) and (n > EXACT_ROWS or not collides)
 
 
 def _uses_onednn(x: torch.Tensor) -> bool:

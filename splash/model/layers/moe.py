@@ -57,13 +57,25 @@ class MoE:
         self.gate_up = gate_up.unbind(0)
         self.down = down.unbind(0)
         self.shared = shared
+        self._here = range(first, first + len(self.gate_up))
         self._edges = torch.arange(first, first + len(self.gate_up) + 1, device=gate_up.device)
 
     def __call__(self, h: torch.Tensor) -> torch.Tensor:
         """[n, hidden] -> [n, hidden]"""
         experts, weights = self.router(h)
         share = torch.zeros_like(h) if self.shared is None else self.shared(h)
+        if len(h) == 1:
+            return self._add_routed_row(share, h, experts, weights)
         return self._add_routed(share, h, experts, weights)
+
+    def _add_routed_row(
+        self, share: torch.Tensor, h: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """One row: nothing to sort, and every operation saved counts."""
+        for expert, weight in zip(experts[0].tolist(), weights[0].tolist(), strict=True):
+            if expert in self._here:
+                share.add_(self._expert(h, expert - self._here.start), alpha=weight)
+        return share
 
     def _add_routed(
         self, share: torch.Tensor, h: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor
@@ -79,11 +91,11 @@ class MoE:
         rows = mine // top_k
         inputs = h.index_select(0, rows)
         outputs = torch.cat(
-            [
-                linear(gated(linear(inputs[a:b], self.gate_up[i])), self.down[i])
-                for i, (a, b) in enumerate(pairwise(starts))
-                if a < b
-            ]
+            [self._expert(inputs[a:b], i) for i, (a, b) in enumerate(pairwise(starts)) if a < b]
         )
         outputs *= weights.flatten().index_select(0, mine)[:, None]
         return share.index_add_(0, rows, outputs.to(share.dtype))
+
+    def _expert(self, x: torch.Tensor, index: int) -> torch.Tensor:
+        """[rows, hidden] through one expert of this rank."""
+        return linear(gated(linear(x, self.gate_up[index])), self.down[index])
