@@ -248,15 +248,14 @@ def main(folder: Path, json_file: Path | None, contexts: str, requests: int, rou
     """FOLDER is a checkpoint of `python -m bench.checkpoint`."""
     state = idleness()
     warn_if_busy(state)
-    results = [
-        measure(folder, int(c), rows=requests, rounds=rounds, ranks=ranks) for c in contexts.split(",")
-    ]
-    for result in results:
-        show(result)
-    if json_file is not None:
-        first = {"switch_cost": results[0]["switch_cost"], "pairs": results[0]["pairs"]}
-        data = {**provenance(), "idleness": state, "ranks": ranks, **first, "contexts": results}
-        json_file.write_text(json.dumps(data, indent=1) + "\n")
+    results: list[dict[str, Any]] = []
+    for context in map(int, contexts.split(",")):
+        results.append(measure(folder, context, rows=requests, rounds=rounds, ranks=ranks))
+        show(results[-1])
+        if json_file is not None:  # after every context: the next one may take long
+            first = {"switch_cost": results[0]["switch_cost"], "pairs": results[0]["pairs"]}
+            data = {**provenance(), "idleness": state, "ranks": ranks, **first, "contexts": results}
+            json_file.write_text(json.dumps(data, indent=1) + "\n")
 
 
 def show(result: dict[str, Any]) -> None:
