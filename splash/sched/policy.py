@@ -37,7 +37,7 @@ class Decision:
 
 
 class Policy(Protocol):
-    """Asked at batch boundaries; answers None to stay. Must be deterministic in what it is given."""
+    """Asked every few steps, while the ranks compute; answers None to stay. Must be deterministic in what it is given."""
 
     name: str
 
@@ -56,14 +56,14 @@ class Thresholds:
     """Prompt tokens left in one request from which it is computed by all ranks."""
     dwell_steps: int = 24
     """Steps a target is kept at least."""
-    confirm_steps: int = 4
-    """Steps in a row that must agree on a change."""
+    confirm_asks: int = 2
+    """Questions in a row (one every few steps) that must give the same wish before a change."""
 
 
 class ThresholdPolicy:
     """Few short requests: tp. Many: dp, or dop when memory binds. Few long ones: dcp. A long prompt: cp.
 
-    A change needs `confirm_steps` equal wishes in a row and `dwell_steps` since the last one.
+    A change needs `confirm_asks` equal wishes in a row and `dwell_steps` since the last one.
     """
 
     name = "auto (thresholds)"
@@ -80,7 +80,7 @@ class ThresholdPolicy:
         self._wish = layout.name
         if (
             layout.name == load.target
-            or self._agreed < self._at.confirm_steps
+            or self._agreed < self._at.confirm_asks
             or load.step - self._changed_at < self._at.dwell_steps
         ):
             return None

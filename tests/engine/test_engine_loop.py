@@ -196,7 +196,7 @@ def test_time_stands_still_between_latches() -> None:
 def test_a_trace_repeats_the_plans(tmp_path: Path) -> None:
     """Red when something that decides a plan is missing in the trace: a replay must give the same digests."""
     file = tmp_path / "run.trace"
-    policy = Thresholds(many=4, long_context=24, dwell_steps=4, confirm_steps=1)
+    policy = Thresholds(many=4, long_context=24, dwell_steps=4, confirm_asks=1)
     writer = TraceWriter(file, Header("0", "mirror", {}))
     kit = Kit(trace=writer, policy=ThresholdPolicy(policy), kv_pages=48)
     for number in range(14):

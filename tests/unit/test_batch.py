@@ -91,7 +91,7 @@ def load(step: int, **changes: object) -> Load:
     ],
 )
 def test_thresholds(changes: dict[str, object], target: str) -> None:
-    policy = ThresholdPolicy(Thresholds(confirm_steps=3, dwell_steps=10))
+    policy = ThresholdPolicy(Thresholds(confirm_asks=3, dwell_steps=10))
     answers = [policy.decide(load(i, **changes)) for i in range(3)]
     assert answers[:2] == [None, None], "a wish must be confirmed"
     assert answers[2] is not None
@@ -100,7 +100,7 @@ def test_thresholds(changes: dict[str, object], target: str) -> None:
 
 
 def test_no_flapping() -> None:
-    policy = ThresholdPolicy(Thresholds(confirm_steps=1, dwell_steps=50))
+    policy = ThresholdPolicy(Thresholds(confirm_asks=1, dwell_steps=50))
     decisions = []
     target = "tp"
     for step in range(100):
