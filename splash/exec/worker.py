@@ -16,7 +16,6 @@ from splash.exec.frame import RankShape
 from splash.exec.inputs import InputBuilder, StepInputs
 from splash.exec.mirror import Mirror, Sequence
 from splash.exec.pages import page_fields
-from splash.exec.replicated import share_replicated
 from splash.exec.sample import Observer, Sampler, Want
 from splash.exec.warmup import warm_up_plans
 from splash.exec.weights import Shards, shard_views, slot_tensors, tensor_bytes
@@ -28,7 +27,6 @@ from splash.model.assemble import assemble
 from splash.model.attention.rows import take
 from splash.model.checkpoint import open_checkpoint
 from splash.model.loader import DTYPES, load_rank, load_shard
-from splash.model.packing import packed_weights
 from splash.model.rope import RopeTable
 from splash.model.weights import RankWeights
 from splash.sched.step import PageCopy, ShardCopy, StepPlan, StepResult
@@ -171,21 +169,20 @@ def _want(s: Sequence) -> Want:
 
 
 def load(comm: Communicator, backend: Backend, args: WorkerArgs) -> tuple[RankWeights, Pool]:
-    """Collective: this rank's weights, and its pool with its own head shard in its slot."""
+    """This rank's weights, and its pool with its own head shard in its slot."""
     pool = backend.pool(comm, args.memory.geometry.pool_bytes)
     dtype = DTYPES[args.dtype]
     with open_checkpoint(args.folder) as checkpoint:
         weights = load_rank(checkpoint, rank=comm.rank, ranks=comm.size, dtype=dtype, device=backend.device)
         slot = slot_tensors(pool.bytes, args.memory, comm.rank, dtype)
         load_shard(checkpoint, ranks=comm.size, shard=comm.rank, out=slot)
-    return share_replicated(packed_weights(weights), comm, backend), pool
+    return weights, pool
 
 
 def main(context: RankContext, args: WorkerArgs) -> None:
     """The entry of a rank: load, warm up, then serve plans until the job is closed."""
     started = monotonic()
-    weights, pool = load(context.comm, context.backend, args)
-    worker = Worker(comm=context.comm, backend=context.backend, args=args, weights=weights, pool=pool)
+    worker, pool, weight_bytes = _loaded_worker(context, args)
     loaded = monotonic()
     for plan in warm_up_plans(args, context.size):
         worker.execute(plan)
@@ -193,7 +190,7 @@ def main(context: RankContext, args: WorkerArgs) -> None:
         Ready(
             rank=context.rank,
             shard_bytes=args.memory.shards.num_bytes,
-            weight_bytes=tensor_bytes(weights),
+            weight_bytes=weight_bytes,
             pool_bytes=args.memory.geometry.pool_bytes,
             load_s=loaded - started,
             warm_up_s=monotonic() - loaded,
@@ -207,3 +204,10 @@ def main(context: RankContext, args: WorkerArgs) -> None:
     finally:
         worker.close()
         pool.close()
+
+
+def _loaded_worker(context: RankContext, args: WorkerArgs) -> tuple[Worker, Pool, int]:
+    """The weights as they were loaded live only here: the worker keeps those in their final order."""
+    weights, pool = load(context.comm, context.backend, args)
+    worker = Worker(comm=context.comm, backend=context.backend, args=args, weights=weights, pool=pool)
+    return worker, pool, tensor_bytes(weights)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from splash.model.attention.pipeline import AttentionPipeline, LayerPages
 from splash.model.attention.projection import Projection
 from splash.model.attention.weights import GQAShard, GQAWeights, MLAShard, MLAWeights
 from splash.model.decoder import Decoder, FeedForward, Layer
+from splash.model.layers.linear import packed
 from splash.model.layers.mlp import MLP
 from splash.model.layers.moe import MoE, Router
 from splash.model.layers.vocab import Embedding, Head
@@ -50,7 +52,7 @@ def assemble(
         embedding=Embedding(weights.embed, weights.first_token),
         layers=layers,
         norm=weights.final_norm,
-        head=Head(weights.head, weights.first_token),
+        head=Head(packed(weights.head), weights.first_token),
         norm_eps=spec.norm_eps,
         comm=comm,
     )
@@ -61,7 +63,7 @@ def _projection(
 ) -> Projection:
     if isinstance(weights, MLAWeights):
         assert isinstance(spec.attention, MLASpec)
-        return MLAProjection(spec.attention, weights, shards, rank)
+        return MLAProjection(spec.attention, replace(weights, a=packed(weights.a)), shards, rank)
     assert isinstance(spec.attention, GQASpec)
     return GQAProjection(spec.attention, weights, shards, rank, topo, spec.norm_eps)
 
@@ -72,12 +74,12 @@ def _feed_forward(spec: Any, weights: MLPWeights | MoEWeights) -> FeedForward:
     assert isinstance(spec, MoESpec)
     return MoE(
         Router(spec, weights.router, weights.router_bias),
-        weights.gate_up,
-        weights.down,
+        packed(weights.gate_up),
+        packed(weights.down),
         first=weights.first,
         shared=None if weights.shared is None else _mlp(weights.shared),
     )
 
 
 def _mlp(weights: MLPWeights) -> MLP:
-    return MLP(weights.gate_up, weights.down)
+    return MLP(packed(weights.gate_up), packed(weights.down))
