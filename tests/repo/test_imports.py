@@ -176,7 +176,6 @@ def test_import_splash_is_light() -> None:
     assert not _heavy_after("import splash")
 
 
-@pytest.mark.skipif(not (ROOT / "splash" / "cli" / "__init__.py").exists(), reason="no splash.cli yet")
 def test_help_is_light() -> None:
     """Red when a command's module imports torch, numpy or the like before it is run."""
     commands = [[], ["run"], ["replay"], ["doctor"]]

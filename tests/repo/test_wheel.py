@@ -51,7 +51,6 @@ def test_it_installs_nothing_else(wheel: zipfile.ZipFile) -> None:
     assert packages <= {"splash", "splash_cpu"}
 
 
-@pytest.mark.skipif(not (ROOT / "splash" / "_demo").exists(), reason="no demo checkpoint yet")
 def test_the_demo_is_complete_and_small(wheel: zipfile.ZipFile) -> None:
     """Red when `splash run` of an installed splash would find no model, or one that is too large."""
     demo = [entry for entry in wheel.infolist() if entry.filename.startswith("splash/_demo/")]
