@@ -37,7 +37,7 @@ class Decision:
 
 
 class Policy(Protocol):
-    """Asked every few steps, while the ranks compute; answers None to stay. Must be deterministic in what it is given."""
+    """Asked every few steps, while ranks compute; answers None to stay. Deterministic in what it is given."""
 
     name: str
 
