@@ -15,10 +15,7 @@ class Caps:
     """Compute and KV dtypes, the default first."""
     mapped_peers: bool
     """A rank can read its peers' pools directly (one-sided copies)."""
-    background_copies: bool
-    """Copies overlap with compute; otherwise they run between steps."""
     max_ranks: int
-    graphs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

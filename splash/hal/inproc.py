@@ -31,7 +31,6 @@ DEFAULT_CAPS = Caps(
     block_size=16,
     dtypes=("float32", "bfloat16"),
     mapped_peers=True,
-    background_copies=False,
     max_ranks=64,
 )
 

@@ -28,7 +28,6 @@ class CpuBackend:
             block_size=16,
             dtypes=("float32", "bfloat16"),
             mapped_peers=True,
-            background_copies=False,
             max_ranks=64,
         )
 
