@@ -76,6 +76,46 @@ class GQASpec:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexerSpec:
+    """DSA's lightning indexer: scores every cached token and keeps `top_k` of them for all heads of a row.
+
+    Its weights and its one key per token are replicated like `kv_a`; a layer without an indexer of its own reuses
+    the selection of the layer before it (`ModelSpec.indexed`).
+    """
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+    """Tokens that a row attends over."""
+    rope_dim: int
+    """The first dimensions of query and key that are rotated; 0 is none."""
+    interleaved: bool
+    """Pairing of the rope: GLM (0,1), (2,3), ...; DeepSeek-V3.2 (i, i + dim/2)."""
+    pool: int = 1
+    """Consecutive tokens that make one key (GLM-5.3-Flash: 4); the unfinished pool is always attended."""
+
+
+@dataclass(frozen=True, slots=True)
+class KDASpec:
+    """Kimi delta attention: a recurrent state per head instead of a cache; sharded by head in every layout."""
+
+    num_heads: int
+    head_dim: int
+    conv_kernel: int
+    gate_lower_bound: float
+    """What the sigmoid of the decay gate is multiplied by (-5), not a clamp."""
+
+
+@dataclass(frozen=True, slots=True)
+class HyperSpec:
+    """Manifold-constrained hyper-connections: `streams` residual streams mixed by a Sinkhorn-normalised matrix."""
+
+    streams: int
+    sinkhorn_iterations: int
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
 class DenseSpec:
     """A gated MLP."""
 
@@ -116,10 +156,30 @@ class ModelSpec:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     checkpoint_dtype: str
+    indexer: IndexerSpec | None = None
+    """None: attention is dense."""
+    indexed: tuple[bool, ...] = ()
+    """One a layer: it has an indexer of its own. Empty without `indexer`."""
+    kda: KDASpec | None = None
+    """The mixer of the layers that `attends` leaves out; None if all attend."""
+    attends: tuple[bool, ...] = ()
+    """One a layer: it has `attention` and caches KV; otherwise it is `kda`. Empty: all attend."""
+    hyper: HyperSpec | None = None
+    """None: one residual stream."""
+    swiglu_limit: float | None = None
+    """gate <= limit, up in [-limit, limit], in every MLP; None: not clamped."""
 
     @property
     def num_layers(self) -> int:
         return len(self.ffns)
+
+    def is_kda(self, layer: int) -> bool:
+        """The layer has a recurrent state and caches no KV."""
+        return bool(self.attends) and not self.attends[layer]
+
+    def has_indexer(self, layer: int) -> bool:
+        """The layer has an indexer of its own, and so index keys."""
+        return bool(self.indexed) and self.indexed[layer]
 
     @property
     def is_mla(self) -> bool:
