@@ -2,10 +2,11 @@
 
 import difflib
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from types import NoneType, UnionType
+from typing import Any, TypeVar, get_args, get_origin
 
 import splash
 from splash.hw.profile import HardwareProfile, ProfileError
@@ -19,13 +20,14 @@ Section = TypeVar("Section")
 
 
 def load_profile(name: str | Path, *, user_folder: Path | None = None) -> HardwareProfile:
-    """The profile at a path, or of that name in the user's folder or among those that splash ships.
+    """The profile at a path, or of that name or alias in the user's folder or among those that splash ships.
 
-    A path ends in `.toml` or has a separator. The user's profile wins over a shipped one of the same name.
+    A path ends in `.toml` or has a separator. A name wins over an alias, the user's profile over a shipped one.
     """
     if isinstance(name, Path) or name.endswith(".toml") or "/" in name:
         return read_profile(Path(name))
-    known = known_profiles(user_folder=user_folder)
+    files = known_profiles(user_folder=user_folder)
+    known = files if name in files else profile_aliases(user_folder=user_folder) | files
     if name not in known:
         raise ProfileError(
             f"unknown hardware profile '{name}'{_closest(name, known)}; "
@@ -38,6 +40,12 @@ def known_profiles(*, user_folder: Path | None = None) -> dict[str, Path]:
     """Name to file, of all profiles that can be loaded by name."""
     folders = [shipped_folder()] + ([user_folder] if user_folder is not None else [])
     return {file.stem: file for folder in folders for file in sorted(folder.glob("*.toml"))}
+
+
+def profile_aliases(*, user_folder: Path | None = None) -> dict[str, Path]:
+    """Alias to file, as the profiles that can be loaded by name declare them; reads them all."""
+    files = known_profiles(user_folder=user_folder).values()
+    return {alias: file for file in files for alias in read_profile(file).aliases}
 
 
 def shipped_folder() -> Path:
@@ -60,18 +68,25 @@ def read_profile(file: Path) -> HardwareProfile:
 
 def profile_from_table(table: Mapping[str, Any], *, name: str, where: str) -> HardwareProfile:
     """A profile from a parsed table; `where` names its origin in errors."""
-    _check_keys(table, known=HardwareProfile.keys(), where=where)
+    if "name" in table:
+        raise ProfileError(f"{where}: unknown key 'name': a profile's name is its file's")
     return _section(HardwareProfile, {"name": name, **table}, where=where, key="")
 
 
 def _section(kind: type[Section], table: object, *, where: str, key: str) -> Section:
-    """One dataclass of the schema from its table, recursively."""
-    if not isinstance(table, Mapping):
-        raise ProfileError(f"{where}: {key} must be a table, not {table!r}")
-    types: dict[str, Any] = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]
-    _check_keys(table, known=types, where=f"{where}: {key}" if key else where)
+    """One dataclass of the schema from its table, recursively; what has a default may be absent."""
+    table = _table(table, where=where, key=key)
+    schema = fields(kind)  # type: ignore[arg-type]
+    _check_keys(
+        table,
+        known=[field.name for field in schema],
+        required=[field.name for field in schema if field.default is MISSING],
+        where=f"{where}: {key}" if key else where,
+    )
+    types: dict[str, Any] = {field.name: field.type for field in schema}
     values = {
-        name: _value(types[name], table[name], where=where, key=f"{key}.{name}".lstrip(".")) for name in types
+        name: _value(types[name], value, where=where, key=f"{key}.{name}".lstrip("."))
+        for name, value in table.items()
     }
     try:
         return kind(**values)
@@ -80,23 +95,53 @@ def _section(kind: type[Section], table: object, *, where: str, key: str) -> Sec
 
 
 def _value(kind: Any, value: object, *, where: str, key: str) -> object:
+    """A value of a field's type: a section, a mapping of sections by number, strings, or one plain value."""
+    if isinstance(kind, UnionType):
+        (kind,) = (choice for choice in get_args(kind) if choice is not NoneType)
     if is_dataclass(kind):
         return _section(kind, value, where=where, key=key)  # type: ignore[arg-type]
+    if get_origin(kind) is Mapping:
+        return _by_number(get_args(kind)[1], value, where=where, key=key)
+    if get_origin(kind) is tuple and isinstance(value, list):
+        return tuple(_value(str, item, where=where, key=key) for item in value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if not isinstance(value, kind):
-        raise ProfileError(f"{where}: {key} must be a {kind.__name__}, not {value!r}")
+    if not isinstance(value, get_origin(kind) or kind):
+        raise ProfileError(f"{where}: {key} must be {_article(kind)}, not {value!r}")
     return value
 
 
-def _check_keys(table: Mapping[str, Any], *, known: Iterable[str], where: str) -> None:
-    known = tuple(known)
+def _by_number(kind: type[Section], table: object, *, where: str, key: str) -> dict[int, Section]:
+    """Sections by a positive number, in its order: TOML's keys are strings."""
+    table = _table(table, where=where, key=key)
+    for name in table:
+        if not name.isdecimal() or int(name) == 0:
+            raise ProfileError(f"{where}: {key}: '{name}' must be a positive whole number")
+    return {
+        int(name): _section(kind, table[name], where=where, key=f"{key}.{name}")
+        for name in sorted(table, key=int)
+    }
+
+
+def _table(value: object, *, where: str, key: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ProfileError(f"{where}: {key} must be a table, not {value!r}")
+    return value
+
+
+def _article(kind: Any) -> str:
+    return "a list of strings" if get_origin(kind) is tuple else f"a {kind.__name__}"
+
+
+def _check_keys(
+    table: Mapping[str, Any], *, known: Sequence[str], required: Iterable[str], where: str
+) -> None:
     for key in table:
         if key not in known:
             raise ProfileError(
                 f"{where}: unknown key '{key}'{_closest(key, known)}; known: {', '.join(known)}"
             )
-    for key in known:
+    for key in required:
         if key not in table:
             raise ProfileError(f"{where}: missing '{key}'")
 

@@ -1,6 +1,11 @@
-"""The schema of a hardware profile: what one rank's device can do. Every number carries its provenance."""
+"""The schema of a hardware profile: what one rank's device can do. Every number carries its provenance.
+
+Units are bytes, seconds, and floating point (or integer) operations, where a multiply-add is two. What is optional here
+may be absent in a file: the device lacks it, or nobody has measured it; `splash/hw/ops.py` says what is used instead.
+"""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from splash.core.errors import ConfigError
@@ -34,47 +39,189 @@ class Memory:
     bandwidth: Quantity
     """Of reading weights and KV once, as a step does."""
     copy_bandwidth: Quantity
-    """Of copying pages and shards from a peer's memory, in bytes copied."""
+    """Of copying pages and shards from a peer of the same node in the background, in bytes copied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """How ranks are joined. Bandwidths are of one rank, one direction, in bytes per second."""
+
+    ranks: Quantity
+    """That share a node, and its links."""
+    link_bandwidth: Quantity
+    network_bandwidth: Quantity | None = None
+    """Between nodes; absent where ranks of one node is all there is."""
+    network_latency: Quantity | None = None
+    """Seconds that a collective takes longer when it leaves the node, whatever its size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The vendor's figures, dense. No cost is computed from them; they show how far an effective figure is off."""
+
+    bandwidth: Quantity | None = None
+    float32: Quantity | None = None
+    bfloat16: Quantity | None = None
+    fp8: Quantity | None = None
+    int8: Quantity | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """A kernel: operations at `flops` and bytes at `bandwidth`, overlapped, after `fixed` seconds."""
+
+    flops: Quantity
+    bandwidth: Quantity
+    fixed: Quantity
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What is bound by memory: norms, activations, recurrent updates."""
+
+    bandwidth: Quantity
+    fixed: Quantity
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """Matrix products of one dtype, of any shape."""
+
+    flops: Quantity
+    bandwidth: Quantity
+    fixed: Quantity
+    quantise_bandwidth: Quantity | None = None
+    """At which activations are read and written again to be quantised, where the kernel needs that."""
+    tile: Quantity | None = None
+    """Rows and columns of the output that one unit computes at a time; a part of a tile costs a whole one."""
+    units: Quantity | None = None
+    """That compute tiles at the same time; a wave that does not fill them costs a whole one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """Floating point operations per second (a multiply-add is two) of a large matrix product, by dtype."""
+    """By dtype: the products that the device has kernels for. `fp8_block` scales blocks of 128 by 128."""
 
-    float32: Quantity
-    bfloat16: Quantity
+    float32: Product
+    bfloat16: Product
+    fp8_block: Product | None = None
+    int8: Product | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Collective:
-    """Seconds of one call are `alpha + received / beta`, with the bytes that one rank receives.
+class Decode:
+    """Attention of decode rows over a paged cache."""
 
-    A ring counts: an all-reduce of n bytes over T ranks receives 2 (1 - 1/T) n.
+    flops: Quantity
+    bandwidth: Quantity
+    fixed: Quantity
+    per_row: Quantity | None = None
+    """Seconds that each request adds, whatever its length."""
+    heads_multiple: Quantity | None = None
+    """Query heads (per KV head) are padded to a multiple of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Indexer:
+    """The scores of all index keys of a context, and the choice of the best."""
+
+    flops: Quantity
+    bandwidth: Quantity
+    """Of reading index keys."""
+    scores: Quantity
+    """Per second: how fast the best of them are found."""
+    fixed: Quantity
+    """Of both kernels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Attention kernels, each on one rank's rows and heads."""
+
+    mla_decode: Decode
+    mla_prefill: Roofline
+    gqa_decode: Decode
+    gqa_prefill: Roofline
+    sparse_mla_decode: Decode | None = None
+    """Over selected tokens: reads are scattered."""
+    indexer: Indexer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Routed experts of one dtype, gate, up and down."""
+
+    flops: Mapping[int, Quantity]
+    """By the columns of one expert that a rank holds: its FFN width over the ranks that it is divided by."""
+    bandwidth: Quantity
+    fixed: Quantity
+
+    def __post_init__(self) -> None:
+        if not self.flops:
+            raise ValueError("flops must have a value for one width at least")
+
+
+@dataclass(frozen=True, slots=True)
+class Moe:
+    """Routed experts by dtype, as with matrix products."""
+
+    float32: Experts | None = None
+    bfloat16: Experts | None = None
+    fp8_block: Experts | None = None
+    int8: Experts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Protocols:
+    """Seconds of a call are the smaller of `alpha + x / beta` and `alpha_large + x / beta_large`.
+
+    x is the bytes that one rank receives; see `ops.collective_s`. One protocol is enough.
     """
 
     alpha: Quantity
-    """Seconds."""
     beta: Quantity
-    """Bytes per second."""
+    alpha_large: Quantity | None = None
+    beta_large: Quantity | None = None
+
+    def __post_init__(self) -> None:
+        if (self.alpha_large is None) != (self.beta_large is None):
+            raise ValueError("alpha_large and beta_large belong together")
 
 
 @dataclass(frozen=True, slots=True)
 class Collectives:
-    """The collectives that a communicator has."""
+    """The collectives that a communicator has, each by the number of ranks in the group."""
 
-    all_reduce: Collective
-    all_gather: Collective
-    reduce_scatter: Collective
-    all_to_all: Collective
-    broadcast: Collective
+    all_reduce: Mapping[int, Protocols]
+    all_gather: Mapping[int, Protocols]
+    reduce_scatter: Mapping[int, Protocols]
+    all_to_all: Mapping[int, Protocols]
+    broadcast: Mapping[int, Protocols]
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            sizes = self.of(field.name)
+            if not sizes or min(sizes) < 2:
+                raise ValueError(f"{field.name} needs groups of two ranks or more, not {sorted(sizes)}")
+
+    def of(self, op: str) -> Mapping[int, Protocols]:
+        """One collective by name."""
+        table: Mapping[int, Protocols] = getattr(self, op)
+        return table
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Costs outside the device, in seconds."""
+    """Costs outside the kernels, in seconds."""
 
     step_overhead: Quantity
     """Of one step beside its forward pass, without the share per request."""
+    request_overhead: Quantity | None = None
+    """Of one request in a step: its part in planning, inputs, sampling and text."""
+    layer_overhead: Quantity | None = None
+    """Of one layer, for all that is neither a product nor attention nor a collective."""
+    launch_overhead: Quantity | None = None
+    """Of one kernel launched by itself; in a graph there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +233,13 @@ class HardwareProfile:
     """The kind of device, for people: no code asks for it."""
     summary: str
     memory: Memory
+    node: Node
     gemm: Gemm
+    attention: Attention
+    elementwise: Stream
     collective: Collectives
     host: Host
-
-    @classmethod
-    def keys(cls) -> tuple[str, ...]:
-        """The keys of a profile's file: all fields but the name."""
-        return tuple(field.name for field in fields(cls) if field.name != "name")
+    aliases: tuple[str, ...] = ()
+    """Other names that load this profile."""
+    moe: Moe = Moe()
+    peak: Peak = Peak()

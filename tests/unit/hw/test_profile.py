@@ -37,7 +37,8 @@ def test_a_profile_holds_the_values_of_its_file(table: Table) -> None:
     profile = profile_from_table(table, name="cpu", where="here")
     assert isinstance(profile, HardwareProfile)
     assert profile.memory.bandwidth.value == table["memory"]["bandwidth"]["value"]
-    assert profile.collective.all_to_all.beta.source == table["collective"]["all_to_all"]["beta"]["source"]
+    beta = table["collective"]["all_to_all"]["2"]["beta"]
+    assert profile.collective.all_to_all[2].beta.source == beta["source"]
     assert isinstance(profile.memory.capacity.value, float)
 
 
@@ -50,6 +51,9 @@ def test_a_users_profile_wins_and_a_path_needs_no_name(tmp_path: Path) -> None:
     assert load_profile("cpu").summary != "mine"
     assert load_profile(str(tmp_path / "desk.toml")).name == "desk"
     assert set(known_profiles(user_folder=tmp_path)) >= {"cpu", "desk"}
+
+
+_ONE = {"value": 1, "source": "assumed: for a test"}
 
 
 def _set(*path: str, to: Any) -> Callable[[Table], None]:
@@ -77,8 +81,19 @@ def _drop(*path: str) -> Callable[[Table], None]:
         (_set("memory", "bandwith", to={}), ["memory", "'bandwith'", "did you mean 'bandwidth'"]),
         (_set("name", to="cpu"), ["unknown key 'name'"]),
         (_drop("host"), ["missing 'host'"]),
-        (_drop("collective", "broadcast", "beta"), ["collective.broadcast", "missing 'beta'"]),
-        (_drop("gemm", "float32", "source"), ["gemm.float32", "missing 'source'"]),
+        (_drop("collective", "broadcast", "2", "beta"), ["collective.broadcast.2", "missing 'beta'"]),
+        (_set("collective", "broadcast", to={}), ["collective", "broadcast needs groups"]),
+        (_set("collective", "broadcast", "two", to={}), ["collective.broadcast", "'two'", "whole number"]),
+        (_set("collective", "broadcast", "0", to={}), ["collective.broadcast", "'0'", "whole number"]),
+        (_set("collective", "all_reduce", "2", "alpha_large", to=_ONE), ["all_reduce.2", "belong together"]),
+        (_drop("gemm", "float32", "flops", "source"), ["gemm.float32.flops", "missing 'source'"]),
+        (_set("gemm", "fp4", to={}), ["gemm", "unknown key 'fp4'"]),
+        (
+            _set("moe", to={"int8": {"flops": {}, "bandwidth": _ONE, "fixed": _ONE}}),
+            ["moe.int8", "one width"],
+        ),
+        (_set("aliases", to="desk"), ["aliases", "list of strings", "desk"]),
+        (_set("aliases", to=[1]), ["aliases", "str", "1"]),
         (_set("memory", "capacity", "value", to=-1), ["memory.capacity", "positive", "-1"]),
         (_set("memory", "capacity", "value", to=0), ["memory.capacity", "positive"]),
         (_set("memory", "capacity", "value", to=math.nan), ["memory.capacity", "positive", "nan"]),
@@ -102,8 +117,21 @@ def test_a_wrong_profile_is_an_error_that_names_file_and_key(
 
 def test_an_unknown_name_lists_the_known_ones_and_the_closest() -> None:
     """Red when the hint is lost."""
-    with pytest.raises(ProfileError, match=r"'cqu', did you mean 'cpu'\?; known: .*cpu"):
-        load_profile("cqu")
+    with pytest.raises(ProfileError, match=r"'cpux', did you mean 'cpu'\?; known: .*cpu"):
+        load_profile("cpux")
+
+
+def test_an_alias_loads_the_profile_that_declares_it(tmp_path: Path) -> None:
+    """Red when aliases are not read, or win over a file of that name."""
+    assert load_profile("dcu").name == "bw1000"
+    shutil.copy(shipped_folder() / "cpu.toml", tmp_path / "dcu.toml")
+    assert load_profile("dcu", user_folder=tmp_path).summary == load_profile("cpu").summary
+
+
+def test_shipped_names_and_aliases_are_all_different() -> None:
+    """Red when two shipped profiles claim one name."""
+    claims = [alias for name in known_profiles() for alias in load_profile(name).aliases]
+    assert len({*claims, *known_profiles()}) == len(claims) + len(known_profiles())
 
 
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:

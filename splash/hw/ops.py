@@ -1,0 +1,339 @@
+"""Seconds of single operations on a device, from its profile.
+
+Counts may be numbers or arrays that broadcast together; a result is what their arithmetic gives. Nothing to do costs
+nothing. An operation is a roofline: the time of its arithmetic and of its memory traffic, overlapped, after a fixed
+time. Overlap is a norm of the two with exponent `SHARPNESS`: near the ridge a kernel is slower than the larger of them.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from splash.hw.profile import (
+    Decode,
+    Experts,
+    Gemm,
+    HardwareProfile,
+    Indexer,
+    Moe,
+    Product,
+    ProfileError,
+    Protocols,
+    Quantity,
+    Roofline,
+)
+
+Count: TypeAlias = float | npt.NDArray[Any]
+Seconds: TypeAlias = Any
+"""A float where all counts are numbers, otherwise an array of their common shape."""
+
+SHARPNESS = 4.0
+"""Exponent of the norm that joins arithmetic and traffic; infinity would be their maximum."""
+
+BYTES = {"float32": 4.0, "bfloat16": 2.0, "fp8_block": 1.0, "int8": 1.0}
+"""Of one weight, by dtype. Scales of blocks or channels are less than a hundredth of it and left out."""
+
+ACTIVATION_BYTES = {"float32": 4.0, "bfloat16": 2.0, "fp8_block": 2.0, "int8": 2.0}
+"""Of one activation before it is quantised, and of one output."""
+
+FALLBACK = {"fp8_block": "bfloat16", "int8": "bfloat16", "bfloat16": "float32"}
+"""The dtype to compute in where a profile has no kernel for one: weights are read as they are and converted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """What a profile offers for weights of a dtype: the entry used, and the dtype it was fitted for."""
+
+    entry: Any
+    computes_in: str
+
+
+def gemm_kernel(p: HardwareProfile, dtype: str) -> Kernel:
+    """The matrix product that weights of `dtype` get on this device; `computes_in` differs after a fallback."""
+    return _kernel(p.gemm, dtype)
+
+
+def moe_kernel(p: HardwareProfile, dtype: str) -> Kernel | None:
+    """As `gemm_kernel`, of routed experts; None if the profile has none for `dtype` nor for its fallbacks."""
+    try:
+        return _kernel(p.moe, dtype)
+    except ProfileError:
+        return None
+
+
+def _kernel(table: Gemm | Moe, dtype: str) -> Kernel:
+    entries = {name: getattr(table, name) for name in BYTES}
+    if dtype not in entries:
+        raise ProfileError(f"no cost is known of dtype '{dtype}'; known: {', '.join(entries)}")
+    name = dtype
+    while entries[name] is None:
+        if name not in FALLBACK:
+            raise ProfileError(f"the profile has no kernel for {dtype} weights, nor for what they convert to")
+        name = FALLBACK[name]
+    return Kernel(entries[name], name)
+
+
+def gemm_s(p: HardwareProfile, m: Count, n: Count, k: Count, dtype: str) -> Seconds:
+    """Of [m, k] activations by [k, n] weights of `dtype`."""
+    product: Product = gemm_kernel(p, dtype).entry
+    activations, weights = ACTIVATION_BYTES[dtype], BYTES[dtype]
+    read = m * k * (weights if product.quantise_bandwidth else activations)
+    compute = 2.0 * m * n * k / product.flops.value * _waves(product, m, n)
+    traffic = (n * k * weights + read + m * n * activations) / product.bandwidth.value
+    seconds = product.fixed.value + _overlap(compute, traffic)
+    if product.quantise_bandwidth:
+        seconds = seconds + m * k * (activations + weights) / product.quantise_bandwidth.value
+    return (m > 0) * seconds
+
+
+def _waves(product: Product, m: Count, n: Count) -> Count:
+    """How many times the work is done that is needed: tiles and waves are computed whole."""
+    if product.tile is None or product.units is None:
+        return 1.0
+    tile, units = product.tile.value, product.units.value
+    tiles = np.ceil(np.divide(m, tile)) * np.ceil(np.divide(n, tile))
+    needed = np.maximum(np.multiply(m, n), 1.0) / tile**2
+    return np.ceil(tiles / units) * units / needed
+
+
+def grouped_gemm_s(
+    p: HardwareProfile,
+    rows: Count,
+    experts_hit: Count,
+    hidden: int,
+    ffn: int,
+    shard_width: int,
+    dtype: str,
+) -> Seconds:
+    """Of the routed experts' gate, up and down on one rank.
+
+    `rows` are (token, expert) pairs computed here, `experts_hit` the experts whose weights are read here, and
+    `shard_width` the ranks that one expert is divided by (1 with expert parallelism).
+    """
+    columns = ffn / shard_width
+    flops = 6.0 * rows * hidden * columns
+    weights = 3.0 * experts_hit * hidden * columns * BYTES[dtype]
+    activations = rows * (2.0 * hidden + 3.0 * columns) * ACTIVATION_BYTES[dtype]
+    kernel = moe_kernel(p, dtype)
+    if kernel is None:
+        product: Product = gemm_kernel(p, dtype).entry
+        return _roofline(product, flops, weights + activations)
+    experts: Experts = kernel.entry
+    compute = flops / _by_width(experts.flops, columns)
+    traffic = (weights + activations) / experts.bandwidth.value
+    return (rows > 0) * (experts.fixed.value + _overlap(compute, traffic))
+
+
+def _by_width(flops: Mapping[int, Quantity], columns: float) -> float:
+    """Log-log between the listed widths; in proportion below the narrowest, constant above the widest."""
+    widths = list(flops)
+    at = bisect_left(widths, columns)
+    if at == 0:
+        return flops[widths[0]].value * columns / widths[0]
+    if at == len(widths):
+        return flops[widths[-1]].value
+    low, high = widths[at - 1], widths[at]
+    share = math.log(columns / low) / math.log(high / low)
+    return float(flops[low].value ** (1 - share) * flops[high].value ** share)
+
+
+def mla_decode_s(
+    p: HardwareProfile,
+    rows: Count,
+    kv_tokens: Count,
+    heads: Count,
+    latent_dim: int,
+    value_dim: int,
+    token_bytes: float,
+) -> Seconds:
+    """Of absorbed attention over the latent cache.
+
+    `rows` are query rows, one a request, `kv_tokens` the sum of the contexts that they read, `heads` those computed
+    here. `latent_dim` is what a query is multiplied with (512 + 64), `value_dim` what is summed (512), and
+    `token_bytes` what one token and layer has in the cache.
+    """
+    return _decode(p.attention.mla_decode, rows, kv_tokens, heads, latent_dim + value_dim, token_bytes)
+
+
+def sparse_mla_decode_s(
+    p: HardwareProfile,
+    rows: Count,
+    kv_tokens_selected: Count,
+    heads: Count,
+    latent_dim: int,
+    value_dim: int,
+    token_bytes: float,
+) -> Seconds:
+    """As `mla_decode_s`, over the sum of the tokens that the rows selected; dense where the profile has no sparse."""
+    decode = p.attention.sparse_mla_decode or p.attention.mla_decode
+    return _decode(decode, rows, kv_tokens_selected, heads, latent_dim + value_dim, token_bytes)
+
+
+def gqa_decode_s(
+    p: HardwareProfile,
+    rows: Count,
+    kv_tokens: Count,
+    heads: Count,
+    kv_heads: Count,
+    head_dim: int,
+    token_bytes: float,
+) -> Seconds:
+    """Of grouped attention: `heads` query heads over `kv_heads`, whose k and v are `token_bytes` a token."""
+    multiple = _multiple(p.attention.gqa_decode)
+    computed = kv_heads * _round_up(heads / kv_heads, multiple)
+    return _decode(p.attention.gqa_decode, rows, kv_tokens, computed, 2 * head_dim, token_bytes)
+
+
+def _decode(
+    decode: Decode, rows: Count, kv_tokens: Count, heads: Count, width: int, token_bytes: float
+) -> Seconds:
+    flops = 2.0 * kv_tokens * _round_up(heads, _multiple(decode)) * width
+    num_bytes = kv_tokens * token_bytes + rows * heads * width * ACTIVATION_BYTES["bfloat16"]
+    per_row = decode.per_row.value if decode.per_row else 0.0
+    return _roofline(decode, flops, num_bytes) + (kv_tokens > 0) * (rows * per_row)
+
+
+def _multiple(decode: Decode) -> float:
+    return decode.heads_multiple.value if decode.heads_multiple else 1.0
+
+
+def _round_up(count: Count, multiple: float) -> Count:
+    return -(-count // multiple) * multiple
+
+
+def indexer_s(
+    p: HardwareProfile, rows: Count, kv_tokens: Count, heads: int, head_dim: int, key_bytes: float
+) -> Seconds:
+    """Of scoring `kv_tokens` (query row, key) pairs and choosing each row's best.
+
+    In decode every row has keys of its own. A prompt chunk's rows share theirs, so `key_bytes` is that of one pair:
+    a key's bytes divided by the rows that read it together.
+    """
+    indexer = p.attention.indexer
+    flops = 2.0 * kv_tokens * heads * head_dim
+    if indexer is None:
+        return _roofline(p.gemm.bfloat16, flops, kv_tokens * (key_bytes + 8.0))
+    return _roofline(indexer, flops, kv_tokens * key_bytes) + kv_tokens / indexer.scores.value
+
+
+def mla_prefill_s(
+    p: HardwareProfile,
+    pairs: Count,
+    kv_tokens: Count,
+    heads: Count,
+    qk_dim: int,
+    v_dim: int,
+    token_bytes: float,
+) -> Seconds:
+    """Of prompt chunks: `pairs` causal (query, key) pairs over `kv_tokens` tokens of `token_bytes`.
+
+    Un-absorbed attention has dims of 192 and 128 and reads keys and values of all heads, absorbed has 576 and 512 and
+    reads latents. Arithmetic and traffic are added: chunks of prompts overlap them badly.
+    """
+    return _prefill(p.attention.mla_prefill, pairs, kv_tokens, heads * (qk_dim + v_dim), token_bytes)
+
+
+def gqa_prefill_s(
+    p: HardwareProfile, pairs: Count, kv_tokens: Count, heads: Count, head_dim: int, token_bytes: float
+) -> Seconds:
+    """As `mla_prefill_s`, with keys and values of one width."""
+    return _prefill(p.attention.gqa_prefill, pairs, kv_tokens, heads * 2 * head_dim, token_bytes)
+
+
+def _prefill(prefill: Roofline, pairs: Count, kv_tokens: Count, width: Count, token_bytes: float) -> Seconds:
+    compute = 2.0 * pairs * width / prefill.flops.value
+    traffic = kv_tokens * token_bytes / prefill.bandwidth.value
+    return (pairs > 0) * (prefill.fixed.value + compute + traffic)
+
+
+def recurrent_s(p: HardwareProfile, rows: Count, heads: Count, head_dim: int, state_bytes: float) -> Seconds:
+    """Of one recurrent update: each row reads and writes the `state_bytes` of its heads, and q, k, v, gate, output."""
+    return elementwise_s(
+        p, rows * (2.0 * state_bytes + 5.0 * heads * head_dim * ACTIVATION_BYTES["bfloat16"])
+    )
+
+
+def elementwise_s(p: HardwareProfile, num_bytes: Count) -> Seconds:
+    """Of streaming `num_bytes`, read and written together, in one kernel."""
+    stream = p.elementwise
+    return (num_bytes > 0) * (stream.fixed.value + num_bytes / stream.bandwidth.value)
+
+
+def collective_s(p: HardwareProfile, op: str, ranks: int, num_bytes: Count) -> Seconds:
+    """Of one collective in a group of `ranks`; `num_bytes` are those that one rank *receives*.
+
+    With T ranks and f = 1 - 1/T a rank receives 2 f n in an all-reduce of n bytes (as in a ring), f n in an all-gather
+    or an all-to-all whose result has n bytes, f n in a reduce-scatter of n bytes of input, and n in a broadcast.
+    A size that the profile lacks lies between its neighbours, linear in the logarithm of the ranks; beyond the largest
+    it costs as that one does, and leaving the node costs as `_across_nodes` says. No byte, or one rank, costs nothing.
+    """
+    sizes = p.collective.of(op)
+    if ranks < 2:
+        return 0.0 * num_bytes
+    node = int(p.node.ranks.value)
+    local = {size: protocols for size, protocols in sizes.items() if size <= node}
+    across = {size: protocols for size, protocols in sizes.items() if size > node}
+    if ranks > node and not across:
+        seconds = _across_nodes(p, op, ranks, num_bytes)
+    else:
+        seconds = _interpolated(across if ranks > node else local, ranks, num_bytes)
+    return (num_bytes > 0) * seconds
+
+
+def _interpolated(sizes: Mapping[int, Protocols], ranks: int, num_bytes: Count) -> Seconds:
+    known = list(sizes)
+    at = bisect_left(known, ranks)
+    if at == len(known) or at == 0 or known[at] == ranks:
+        return _protocols(sizes[known[min(at, len(known) - 1)]], num_bytes)
+    low, high = known[at - 1], known[at]
+    share = math.log(ranks / low) / math.log(high / low)
+    return (1 - share) * _protocols(sizes[low], num_bytes) + share * _protocols(sizes[high], num_bytes)
+
+
+def _protocols(protocols: Protocols, num_bytes: Count) -> Seconds:
+    small = protocols.alpha.value + num_bytes / protocols.beta.value
+    if protocols.alpha_large is None or protocols.beta_large is None:
+        return small
+    large = protocols.alpha_large.value + num_bytes / protocols.beta_large.value
+    return np.minimum(small, large)
+
+
+def _across_nodes(p: HardwareProfile, op: str, ranks: int, num_bytes: Count) -> Seconds:
+    """As within one whole node, or as the network carries the share that leaves it, whichever is slower.
+
+    Of an all-to-all each rank receives all but its own node's part from outside. The others run as one ring for each
+    rank of a node, so a rank's network port carries one part in `node.ranks`.
+    """
+    if p.node.network_bandwidth is None or p.node.network_latency is None:
+        raise ProfileError(
+            f"{p.name}: a group of {ranks} ranks does not fit a node of {p.node.ranks.value:g}, and the profile "
+            "has no [node] network_bandwidth and network_latency"
+        )
+    node = p.node.ranks.value
+    outside = (ranks - node) / (ranks - 1) if op == "all_to_all" else 1 / node
+    inside = _interpolated(p.collective.of(op), int(node), num_bytes)
+    network = num_bytes * outside / p.node.network_bandwidth.value
+    return p.node.network_latency.value + np.maximum(inside, network)
+
+
+def copy_s(p: HardwareProfile, num_bytes: Count, inter_node: bool = False) -> Seconds:
+    """Of copying bytes from a peer's memory in the background of inference."""
+    if not inter_node:
+        return num_bytes / p.memory.copy_bandwidth.value
+    if p.node.network_bandwidth is None:
+        raise ProfileError(f"{p.name}: the profile has no [node] network_bandwidth to copy between nodes")
+    return num_bytes / p.node.network_bandwidth.value
+
+
+def _roofline(kernel: Roofline | Product | Decode | Indexer, flops: Count, num_bytes: Count) -> Seconds:
+    overlapped = _overlap(flops / kernel.flops.value, num_bytes / kernel.bandwidth.value)
+    return (flops > 0) * (kernel.fixed.value + overlapped)
+
+
+def _overlap(compute: Count, traffic: Count) -> Count:
+    return (compute**SHARPNESS + traffic**SHARPNESS) ** (1 / SHARPNESS)
