@@ -1,0 +1,102 @@
+"""Files of one request a line, CSV with a header or JSON lines, as rows that know their line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from splash.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request of a file: values by column, as text (CSV) or as JSON has them."""
+
+    line: int
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """`columns` are those of the header, or the keys of the first object; in a CSV every row has all of them."""
+
+    file: Path
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+
+class TraceError(ConfigError):
+    """A trace is not usable; the message begins with the file and the line."""
+
+    def __init__(self, file: Path, line: int, what: str) -> None:
+        super().__init__(f"{file}:{line}: {what}")
+
+
+def read_records(file: Path) -> Records:
+    """All rows of a file; TraceError names the line of what is no CSV or JSON, ConfigError an unreadable file."""
+    text = _text(file)
+    start = text.lstrip()
+    if not start:
+        raise TraceError(file, 1, "the file is empty; a trace has one request a line (--workload)")
+    if start[0] == "[":
+        raise TraceError(file, 1, "this is a JSON array; write one object a line")
+    rows = list(_json_rows(text, file) if start[0] == "{" else _csv_rows(text, file))
+    if not rows:
+        raise TraceError(file, 1, "there is a header but no request below it")
+    return Records(file, tuple(rows[0].values), tuple(rows))
+
+
+def _text(file: Path) -> str:
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read the trace {file}: {error.strerror} (--workload)") from None
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise TraceError(file, line, "not UTF-8 text; convert it, or unpack it if it is compressed") from None
+
+
+def _csv_rows(text: str, file: Path) -> Iterator[Row]:
+    reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
+    header: list[str] = []
+    try:
+        for fields in reader:
+            if not fields:
+                continue
+            if not header:
+                header = _header(fields, file, reader.line_num)
+            elif len(fields) != len(header):
+                what = f"{len(fields)} fields, but the header has {len(header)}; give every row all columns"
+                raise TraceError(file, reader.line_num, what)
+            else:
+                yield Row(reader.line_num, dict(zip(header, fields, strict=True)))
+    except csv.Error as error:
+        raise TraceError(file, reader.line_num, f"not CSV: {error}") from None
+
+
+def _header(fields: list[str], file: Path, line: int) -> list[str]:
+    header = [name.strip() for name in fields]
+    twice = sorted({name for name in header if header.count(name) > 1})
+    if twice:
+        raise TraceError(file, line, f"two columns are called '{twice[0]}'; rename one")
+    return header
+
+
+def _json_rows(text: str, file: Path) -> Iterator[Row]:
+    for number, line in enumerate(io.StringIO(text), start=1):
+        if not line.strip():
+            continue
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise TraceError(file, number, f"not JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise TraceError(file, number, f"expected a JSON object, found {type(values).__name__}")
+        yield Row(number, values)
