@@ -14,13 +14,17 @@ from splash.model.attention.gqa import GQAProjection
 from splash.model.attention.mla import MLAProjection
 from splash.model.attention.pipeline import AttentionPipeline, LayerPages
 from splash.model.attention.projection import Projection
+from splash.model.attention.rows import AttentionRows
 from splash.model.attention.weights import GQAShard, GQAWeights, MLAShard, MLAWeights
-from splash.model.decoder import Decoder, FeedForward, Layer
+from splash.model.decoder import Decoder, FeedForward, Layer, Mixer
+from splash.model.layers.hyper import HyperConnection, Residual, added
+from splash.model.layers.kda import KDA
 from splash.model.layers.linear import packed
 from splash.model.layers.mlp import MLP
 from splash.model.layers.moe import MoE, Router
 from splash.model.layers.vocab import Embedding, Head
-from splash.model.weights import MLPWeights, MoEWeights, RankWeights
+from splash.model.recurrent import StateViews
+from splash.model.weights import HyperWeights, KDAWeights, MLPWeights, MoEWeights, RankWeights
 from splash.spec.model import GQASpec, MLASpec, ModelSpec, MoESpec
 
 
@@ -33,21 +37,29 @@ def assemble(
     comm: Communicator,
     attention: Attention,
     topo: Topology,
+    states: StateViews | None = None,
 ) -> Decoder:
-    """`shards[layer][j]` is head shard j, `fields[layer]` are the fields of this rank's pages."""
-    layers = []
+    """`shards[layer][j]` is head shard j, `fields[layer]` are the fields of this rank's pages, `states` its recurrent
+    states, where the model has any."""
+    layers, num_recurrent = [], 0
     for index, layer in enumerate(weights.layers):
-        projection = _projection(spec, layer.attention, shards[index], comm.rank, topo)
-        pipeline = AttentionPipeline(
-            projection=projection,
-            pages=LayerPages(fields[index], projection.paged(fields[index])),
-            comm=comm,
-            attention=attention,
-            topo=topo,
-            scale=spec.attention.softmax_scale,
-        )
-        ffn = _feed_forward(spec.ffns[index], layer.ffn)
-        layers.append(Layer(layer.attention_norm, pipeline, layer.ffn_norm, ffn))
+        mixer: Mixer
+        if isinstance(layer.attention, KDAWeights):
+            mixer = _recurrent(spec, layer.attention, states, num_recurrent)
+            num_recurrent += 1
+        else:
+            projection = _projection(spec, layer.attention, shards[index], comm.rank, topo)
+            mixer = AttentionPipeline(
+                projection=projection,
+                pages=LayerPages(fields[index], projection.paged(fields[index])),
+                comm=comm,
+                attention=attention,
+                topo=topo,
+                scale=spec.attention.softmax_scale,
+            )
+        ffn = _feed_forward(spec.ffns[index], layer.ffn, spec.swiglu_limit)
+        residuals = _residuals(spec, layer.hyper)
+        layers.append(Layer(layer.attention_norm, mixer, layer.ffn_norm, ffn, *residuals))
     return Decoder(
         embedding=Embedding(weights.embed, weights.first_token),
         layers=layers,
@@ -55,7 +67,32 @@ def assemble(
         head=Head(packed(weights.head), weights.first_token),
         norm_eps=spec.norm_eps,
         comm=comm,
+        num_streams=1 if spec.hyper is None else spec.hyper.streams,
     )
+
+
+def _recurrent(spec: ModelSpec, weights: KDAWeights, states: StateViews | None, number: int) -> Mixer:
+    """The recurrent layer `number` of them."""
+    assert spec.kda is not None
+    assert states is not None
+    packed_weights = replace(weights, project=packed(weights.project), o=packed(weights.o))
+    mixer = KDA(spec.kda, packed_weights, states, layer=number, norm_eps=spec.norm_eps)
+
+    def mix(h: torch.Tensor, rows: AttentionRows) -> torch.Tensor:
+        assert rows.recurrent is not None
+        return mixer(h, rows.recurrent)
+
+    return mix
+
+
+def _residuals(
+    spec: ModelSpec, weights: tuple[HyperWeights, HyperWeights] | None
+) -> tuple[Residual, Residual]:
+    if weights is None:
+        return added, added
+    assert spec.hyper is not None
+    attention, ffn = (HyperConnection(spec.hyper, block, spec.norm_eps) for block in weights)
+    return attention, ffn
 
 
 def _projection(
@@ -68,18 +105,19 @@ def _projection(
     return GQAProjection(spec.attention, weights, shards, rank, topo, spec.norm_eps)
 
 
-def _feed_forward(spec: Any, weights: MLPWeights | MoEWeights) -> FeedForward:
+def _feed_forward(spec: Any, weights: MLPWeights | MoEWeights, limit: float | None) -> FeedForward:
     if isinstance(weights, MLPWeights):
-        return _mlp(weights)
+        return _mlp(weights, limit)
     assert isinstance(spec, MoESpec)
     return MoE(
         Router(spec, weights.router, weights.router_bias),
         packed(weights.gate_up),
         packed(weights.down),
         first=weights.first,
-        shared=None if weights.shared is None else _mlp(weights.shared),
+        shared=None if weights.shared is None else _mlp(weights.shared, limit),
+        limit=limit,
     )
 
 
-def _mlp(weights: MLPWeights) -> MLP:
-    return MLP(packed(weights.gate_up), packed(weights.down))
+def _mlp(weights: MLPWeights, limit: float | None) -> MLP:
+    return MLP(packed(weights.gate_up), packed(weights.down), limit)

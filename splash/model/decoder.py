@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from splash.hal.protocol import Communicator
-from splash.model.attention.pipeline import AttentionPipeline
 from splash.model.attention.rows import AttentionRows
+from splash.model.layers.hyper import Residual, added
 from splash.model.layers.norm import rms_norm
 from splash.model.layers.vocab import Embedding, Head
 
+Mixer = Callable[[torch.Tensor, AttentionRows], torch.Tensor]
+"""[N, hidden], normed and replicated, and the step's rows -> this rank's share [N, hidden]: attention or KDA."""
 FeedForward = Callable[[torch.Tensor], torch.Tensor]
 """[N, hidden], normed and replicated -> this rank's share [N, hidden]."""
 
@@ -20,9 +23,11 @@ FeedForward = Callable[[torch.Tensor], torch.Tensor]
 @dataclass(frozen=True, slots=True)
 class Layer:
     attention_norm: torch.Tensor
-    attention: AttentionPipeline
+    attention: Mixer
     ffn_norm: torch.Tensor
     ffn: FeedForward
+    attention_residual: Residual = added
+    ffn_residual: Residual = added
 
 
 class Decoder:
@@ -37,21 +42,32 @@ class Decoder:
         head: Head,
         norm_eps: float,
         comm: Communicator,
+        num_streams: int = 1,
     ) -> None:
+        """`num_streams`: of the residual; more than one where the layers have hyper-connections."""
         self.embedding = embedding
         self.layers = layers
         self.norm = norm
         self.head = head
         self.norm_eps = norm_eps
         self.comm = comm
+        self.num_streams = num_streams
 
     def forward(self, tokens: torch.Tensor, rows: AttentionRows) -> torch.Tensor:
         """`tokens` int64 [N] -> hidden states [N, hidden] before the final norm, the same on all ranks."""
         x = self.comm.all_reduce(self.embedding(tokens))
+        if self.num_streams > 1:
+            x = x.unsqueeze(1).repeat(1, self.num_streams, 1)
         for layer in self.layers:
-            x += self.comm.all_reduce(layer.attention(self._normed(x, layer.attention_norm), rows))
-            x += self.comm.all_reduce(layer.ffn(self._normed(x, layer.ffn_norm)))
-        return x
+            x = layer.attention_residual(x, partial(self._attention, layer, rows))
+            x = layer.ffn_residual(x, partial(self._ffn, layer))
+        return x.mean(1) if self.num_streams > 1 else x
+
+    def _attention(self, layer: Layer, rows: AttentionRows, x: torch.Tensor) -> torch.Tensor:
+        return self.comm.all_reduce(layer.attention(self._normed(x, layer.attention_norm), rows))
+
+    def _ffn(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
+        return self.comm.all_reduce(layer.ffn(self._normed(x, layer.ffn_norm)))
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Hidden states [n, hidden] -> this rank's logits [n, tokens here] fp32."""

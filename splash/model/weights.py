@@ -39,13 +39,52 @@ class MoEWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class KDAWeights:
+    """A KDA mixer: this rank's h heads of d dimensions each."""
+
+    project: torch.Tensor
+    """[3 * h * d + h + 2 * d, hidden]: q, k, v, beta of the own heads; the inner parts of decay and output gate."""
+    f_b: torch.Tensor
+    """[h * d, d]"""
+    g_b: torch.Tensor
+    """[h * d, d]"""
+    conv: torch.Tensor
+    """[kernel, 3 * h * d] float32, the oldest token's tap first; channels as in `project`."""
+    decay: torch.Tensor
+    """[h] float32, exp(A_log)"""
+    dt_bias: torch.Tensor
+    """[h * d] float32"""
+    o_norm: torch.Tensor
+    """[d] float32"""
+    o: torch.Tensor
+    """[hidden, h * d]"""
+
+
+@dataclass(frozen=True, slots=True)
+class HyperWeights:
+    """What one block's hyper-connection over s streams computes its weights with, float32, whole on every rank.
+
+    The s + s + s * s outputs are collapse, spread and mix.
+    """
+
+    fn: torch.Tensor
+    """[2 s + s * s, s * hidden]"""
+    base: torch.Tensor
+    """[2 s + s * s]"""
+    scale: torch.Tensor
+    """[3], of collapse, spread and mix"""
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
     attention_norm: torch.Tensor
     """[hidden]"""
-    attention: MLAWeights | GQAWeights
+    attention: MLAWeights | GQAWeights | KDAWeights
     ffn_norm: torch.Tensor
     """[hidden]"""
     ffn: MLPWeights | MoEWeights
+    hyper: tuple[HyperWeights, HyperWeights] | None = None
+    """Of the attention and the feed-forward block; None: one stream."""
 
 
 @dataclass(frozen=True, slots=True)

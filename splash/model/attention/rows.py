@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from splash.model.recurrent import RecurrentRows
 from splash.model.rope import RopeRows
 
 Index = slice | torch.Tensor
@@ -119,3 +120,5 @@ class AttentionRows:
     """Rows that this rank finishes by head, in the order: own, gathered, owned by each rank, partial."""
     finish_full: Index | None
     """Rows that this rank finishes with all heads: those that stay here, gathered shares."""
+    recurrent: RecurrentRows | None = None
+    """Set where the model has recurrent layers."""

@@ -47,16 +47,24 @@ class MoE:
     """This rank's share of the routed and shared experts; one closing all-reduce adds both.
 
     `gate_up` [experts here, 2 * ffn, hidden], `down` [experts here, hidden, ffn]: experts
-    [first, first + experts here).
+    [first, first + experts here). `limit` as in `gated`.
     """
 
     def __init__(
-        self, router: Router, gate_up: torch.Tensor, down: torch.Tensor, *, first: int, shared: MLP | None
+        self,
+        router: Router,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        *,
+        first: int,
+        shared: MLP | None,
+        limit: float | None = None,
     ) -> None:
         self.router = router
         self.gate_up = gate_up.unbind(0)
         self.down = down.unbind(0)
         self.shared = shared
+        self.limit = limit
         self._here = range(first, first + len(self.gate_up))
         self._edges = torch.arange(first, first + len(self.gate_up) + 1, device=gate_up.device)
 
@@ -98,4 +106,4 @@ class MoE:
 
     def _expert(self, x: torch.Tensor, index: int) -> torch.Tensor:
         """[rows, hidden] through one expert of this rank."""
-        return linear(gated(linear(x, self.gate_up[index])), self.down[index])
+        return linear(gated(linear(x, self.gate_up[index]), self.limit), self.down[index])
