@@ -151,6 +151,31 @@ class Attention(Protocol):
         """
         ...
 
+    def prepare_selection(self, seqs: Sequence[SeqRows], block_size: int, top_k: int) -> Any:
+        """As `prepare`, for `select`: the same sequences may be read by both."""
+        ...
+
+    def select(
+        self, q: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor, prepared: Any
+    ) -> torch.Tensor:
+        """The best `top_k` tokens of each row, of those that it sees among the pages it reads (MODELS §2.3).
+
+        `q` [rows, heads, d], `weights` [rows, heads] fp32, `keys` [num_pages, block_size, d] (strided). A token's
+        score is Σ_h weights_h · relu(q_h · key · d^-½), in fp32. -> int64 [rows, top_k] as `hal.ranking` has them,
+        in any order within a row's first min(top_k, num_keys) columns; the others, and rows that no
+        sequence names, are NOTHING. NaN as for `attend`.
+        """
+        ...
+
+    def attend_selected(
+        self, q: torch.Tensor, kv: PagedKV, tokens: torch.Tensor, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`attend` over the named tokens alone, the same for all heads; kv_heads is 1.
+
+        `tokens` int64 [rows, n]: page * block_size + offset of each, all different, or -1 for none; n may be 0.
+        """
+        ...
+
     def merge(self, outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Join partial attention over disjoint key sets.
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from splash.hal.protocol import PagedKV, SeqRows
+from splash.hal.ranking import NOTHING, ranked
 
 NEVER = -torch.inf
 
@@ -34,6 +35,43 @@ class ReferenceAttention:
                 out[row], lse[row] = attend_row(q[row], keys[seen], values[seen], scale)
         return out, lse
 
+    def prepare_selection(
+        self, seqs: Sequence[SeqRows], block_size: int, top_k: int
+    ) -> tuple[tuple[SeqRows, ...], int]:
+        return tuple(seqs), top_k
+
+    def select(
+        self,
+        q: torch.Tensor,
+        weights: torch.Tensor,
+        keys: torch.Tensor,
+        prepared: tuple[tuple[SeqRows, ...], int],
+    ) -> torch.Tensor:
+        """Row by row: sorted by score, then by position."""
+        seqs, top_k = prepared
+        chosen = torch.full((q.shape[0], top_k), NOTHING, dtype=torch.int64, device=q.device)
+        for seq in seqs:
+            local, positions = local_tokens(keys, seq), key_positions(seq, keys.shape[1])
+            for i in range(seq.count):
+                scores = index_scores(q[seq.row + i], weights[seq.row + i], local).tolist()
+                seen = [(-s, p) for s, p in zip(scores, positions, strict=True) if p <= seq.start + i]
+                for column, (negative, position) in enumerate(sorted(seen)[:top_k]):
+                    one = ranked(torch.tensor(-negative, dtype=torch.float32), torch.tensor(position))
+                    chosen[seq.row + i, column] = one
+        return chosen
+
+    def attend_selected(
+        self, q: torch.Tensor, kv: PagedKV, tokens: torch.Tensor, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        size = kv.k.shape[1]
+        out = torch.zeros(*q.shape[:2], kv.v.shape[-1], dtype=q.dtype, device=q.device)
+        lse = torch.full(q.shape[:2], NEVER, dtype=torch.float32, device=q.device)
+        for row, chosen in enumerate(tokens):
+            slots = chosen[chosen >= 0]
+            keys, values = kv.k[slots // size, slots % size], kv.v[slots // size, slots % size]
+            out[row], lse[row] = attend_row(q[row], keys, values, scale)
+        return out, lse
+
     def merge(self, outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """out = Σ exp(lse_p − lse) out_p with lse = log Σ exp(lse_p)."""
         _, num_rows, num_heads, _ = outs.shape
@@ -52,7 +90,7 @@ class ReferenceAttention:
 
 
 def local_tokens(paged: torch.Tensor, seq: SeqRows) -> torch.Tensor:
-    """[num_keys, kv_heads, d]: the tokens that `seq` reads, in order of its pages."""
+    """[num_keys, ...]: the tokens that `seq` reads, in order of its pages."""
     block_size = paged.shape[1]
     return torch.stack(
         [paged[seq.pages[j // block_size], j % block_size] for j in range(seq.num_keys)]
@@ -66,6 +104,12 @@ def key_positions(seq: SeqRows, block_size: int) -> list[int]:
         (seq.first_block + j // block_size * seq.block_step) * block_size + j % block_size
         for j in range(seq.num_keys)
     ]
+
+
+def index_scores(q: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """One row: `q` [heads, d], `weights` [heads], `keys` [n, d] -> [n] fp32."""
+    dots = keys.double() @ q.double().t() * q.shape[-1] ** -0.5
+    return (dots.relu() @ weights.double()).float()
 
 
 def attend_row(

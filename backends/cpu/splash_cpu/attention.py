@@ -20,6 +20,7 @@ from math import prod
 import torch
 
 from splash.hal.protocol import PagedKV, SeqRows
+from splash_cpu import sparse
 
 NEVER = -torch.inf
 BATCH_TOKENS = 2048
@@ -131,6 +132,25 @@ class CpuAttention:
             keys, values = self._space.gather(kv, part.pages, part.bad)
             _attend_one(q, keys, values, part, scale, outs[i : i + 1], lses[i : i + 1])
         return outs[:, None], lses[:, None]
+
+    def prepare_selection(
+        self, seqs: Sequence[SeqRows], block_size: int, top_k: int
+    ) -> sparse.PreparedSelection:
+        return sparse.prepare_selection(seqs, block_size, top_k)
+
+    def select(
+        self,
+        q: torch.Tensor,
+        weights: torch.Tensor,
+        keys: torch.Tensor,
+        prepared: sparse.PreparedSelection,
+    ) -> torch.Tensor:
+        return sparse.select(q, weights, keys, prepared)
+
+    def attend_selected(
+        self, q: torch.Tensor, kv: PagedKV, tokens: torch.Tensor, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return sparse.attend_selected(q, kv, tokens, scale)
 
     def merge(self, outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         total = lses.logsumexp(0)

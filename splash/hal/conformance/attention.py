@@ -18,9 +18,10 @@ from splash.hal.conformance.cases import (
     Rows,
     make_batch,
     page_elements,
+    stripe_of,
 )
 from splash.hal.conformance.suite import Check, require
-from splash.hal.protocol import RankContext, SeqRows
+from splash.hal.protocol import RankContext
 from splash.hal.reference import ReferenceAttention
 
 PAST_BYTES = 1 << 31
@@ -70,13 +71,13 @@ def stripes(context: RankContext) -> None:
         seq = whole.seqs[0]
         parts = [
             attention.attend(
-                whole.q, whole.kv, attention.prepare([_stripe(seq, first, 2, size)], size), whole.scale
+                whole.q, whole.kv, attention.prepare([stripe_of(seq, first, 2, size)], size), whole.scale
             )
             for first in range(2)
         ]
         merged = attention.merge(torch.stack([p[0] for p in parts]), torch.stack([p[1] for p in parts]))
         expected = reference.attend(whole.q, whole.kv, reference.prepare(whole.seqs, size), whole.scale)
-        _require_close(merged, expected, "merged stripes")
+        require_close(merged, expected, "merged stripes")
 
 
 def nothing_to_do(context: RankContext) -> None:
@@ -130,7 +131,7 @@ def sequences_in_any_order(context: RankContext) -> None:
                 reference.prepare([prefix, longest, seqs[0], seqs[3], seqs[4]], size),
                 layer.scale,
             )
-            _require_close(got, expected, "sequences in another order, prepared once")
+            require_close(got, expected, "sequences in another order, prepared once")
 
 
 def large_and_small_scores(context: RankContext) -> None:
@@ -188,7 +189,7 @@ def merges(context: RankContext) -> None:
             lses[empty] = -torch.inf
             outs[empty] = 0
             outs, lses = outs.to(context.backend.device), lses.to(context.backend.device)
-            _require_close(
+            require_close(
                 attention.merge(outs, lses), reference.merge(outs, lses), f"merge of {parts} {name}"
             )
 
@@ -222,10 +223,10 @@ def _compare_batch(context: RankContext, batch: Batch, slack: float) -> None:
         batch.q, batch.kv, reference.prepare(batch.seqs, batch.kv.k.shape[1]), batch.scale
     )
     kind = f"q {list(batch.q.shape)} {batch.q.dtype}, k {list(batch.kv.k.shape[1:])}"
-    _require_close(got, expected, f"attention of {kind}", slack)
+    require_close(got, expected, f"attention of {kind}", slack)
 
 
-def _require_close(
+def require_close(
     got: tuple[torch.Tensor, torch.Tensor],
     expected: tuple[torch.Tensor, torch.Tensor],
     what: str,
@@ -249,18 +250,6 @@ def _require_near(value: torch.Tensor, right: torch.Tensor, tolerance: float, wh
     error = (value.double() - right.double()).abs()
     bad = ~(error <= tolerance * (1 + right.double().abs()))  # NaN counts
     require(not bad.any().item(), what, "is off by", error.max().item() if error.numel() else 0)
-
-
-def _stripe(seq: SeqRows, first: int, step: int, block_size: int) -> SeqRows:
-    """The part of a whole sequence that lies in the blocks first, first + step, ..."""
-    spec = Rows(seq.start, seq.count, first, step)
-    return replace(
-        seq,
-        pages=seq.pages[first::step].contiguous(),
-        first_block=first,
-        block_step=step,
-        num_keys=spec.num_keys(block_size),
-    )
 
 
 CHECKS: tuple[Check, ...] = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -123,3 +123,15 @@ def make_batch(
         row += spec.count
     q = torch.randn(row + spare_rows, heads.heads, heads.d_k, generator=generator) * magnitude
     return Batch(q.to(dtype=dtype, device=device), kv, tuple(seqs), heads.d_k**-0.5)
+
+
+def stripe_of(seq: SeqRows, first: int, step: int, block_size: int) -> SeqRows:
+    """The part of a whole sequence that lies in the blocks first, first + step, ..."""
+    spec = Rows(seq.start, seq.count, first, step)
+    return replace(
+        seq,
+        pages=seq.pages[first::step].contiguous(),
+        first_block=first,
+        block_step=step,
+        num_keys=spec.num_keys(block_size),
+    )

@@ -14,7 +14,7 @@ from splash.hal.protocol import Backend, RankContext, RankJob
 Check = Callable[[RankContext], None]
 """Runs on every rank; raises AssertionError where the port is wrong, NotSupported where its caps say so."""
 
-MODULES = ("collectives", "memory", "attention")
+MODULES = ("collectives", "memory", "attention", "selection")
 TIMEOUT_S = 300.0
 
 
