@@ -19,14 +19,16 @@ def byte_copy(copy: PageCopy | ShardCopy, memory: MemoryPlan) -> ByteCopy:
 
 
 def _page_runs(copy: PageCopy, memory: MemoryPlan) -> tuple[Run, ...]:
-    """One run for a whole page, else one for each section."""
+    """One run for a whole page, else one for each section: of its complete entries, where tokens are pooled."""
     pages = memory.pages
     src, dst = copy.src_page * pages.page_bytes, copy.dst_page * pages.page_bytes
     if copy.first == 0 and copy.stop == pages.block_size:
         return ((src, dst, pages.page_bytes),)
     runs: list[Run] = []
     for section in pages.sections:
-        token = section.field.token_bytes
-        skip = section.offset + copy.first * token
-        runs.append((src + skip, dst + skip, (copy.stop - copy.first) * token))
+        field = section.field
+        first, stop = copy.first // field.pool, copy.stop // field.pool
+        if first < stop:
+            skip = section.offset + first * field.entry_bytes
+            runs.append((src + skip, dst + skip, (stop - first) * field.entry_bytes))
     return tuple(runs)

@@ -16,18 +16,18 @@ NO_PAGE = -1
 
 
 def page_fields(pool: torch.Tensor, pages: PageFormat) -> list[tuple[torch.Tensor, ...]]:
-    """Views of the flat `pool` (uint8) as pages: per layer its fields [pages, block_size, width]."""
+    """Views of the flat `pool` (uint8) as pages: per layer its fields [pages, block_size / pool, width]."""
     num_pages = pool.numel() // pages.page_bytes
-    by_layer: dict[int, list[torch.Tensor]] = {}
+    by_layer: list[list[torch.Tensor]] = [[] for _ in range(pages.num_layers)]
     for section in pages.sections:
         field = section.field
         view = pool.view(DTYPES[field.dtype]).as_strided(
-            (num_pages, pages.block_size, field.width),
+            (num_pages, pages.block_size // field.pool, field.width),
             (pages.page_bytes // field.itemsize, field.width, 1),
             section.offset // field.itemsize,
         )
-        by_layer.setdefault(section.layer, []).append(view)
-    return [tuple(fields) for _, fields in sorted(by_layer.items())]
+        by_layer[section.layer].append(view)
+    return [tuple(fields) for fields in by_layer]
 
 
 class LocalPages(NamedTuple):

@@ -55,14 +55,14 @@ def slot_tensors(
 def shard_views(
     pool: torch.Tensor, memory: MemoryPlan, spec: ModelSpec, ranks: int, dtype: torch.dtype
 ) -> list[Sequence[Shard]]:
-    """Per layer the views of all T slots, resident or not."""
+    """Per layer the views of all T slots, resident or not; none for layers without a shard."""
     att, typed = spec.attention, pool.view(dtype)
     by_layer: list[dict[str, ShardTensor]] = [{} for _ in range(spec.num_layers)]
     for tensor in memory.shards.tensors:
         by_layer[tensor.layer][tensor.name] = tensor
     starts = [memory.geometry.slot_offset(shard) for shard in range(ranks)]
     if isinstance(att, MLASpec):
-        return [[_mla(typed, tensors, start, att) for start in starts] for tensors in by_layer]
+        return [[_mla(typed, tensors, start, att) for start in starts if tensors] for tensors in by_layer]
     return [[_gqa(typed, tensors, start, att) for start in starts] for tensors in by_layer]
 
 

@@ -5,26 +5,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from splash.core.errors import ConfigError
+
 ALIGN_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Something cached per token, layer and KV group: `width` elements of `itemsize` bytes."""
+    """Something cached per layer and KV group: `width` elements of `itemsize` bytes for every `pool` tokens."""
 
     name: str
     width: int
     itemsize: int
     dtype: str
+    pool: int = 1
+
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes of one entry, which is `pool` consecutive tokens'."""
+        return self.width * self.itemsize
 
     @property
     def token_bytes(self) -> int:
-        return self.width * self.itemsize
+        """Bytes of one token's share of an entry, rounded up."""
+        return -(-self.entry_bytes // self.pool)
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Where (layer, field) of a page lies: `offset` bytes from its start, tokens contiguous."""
+    """Where (layer, field) of a page lies: `offset` bytes from its start, entries contiguous."""
 
     layer: int
     field: Field
@@ -38,6 +47,8 @@ class PageFormat:
     block_size: int
     sections: tuple[Section, ...]
     page_bytes: int
+    num_layers: int
+    """With those that cache nothing."""
 
     @property
     def token_bytes(self) -> int:
@@ -46,14 +57,18 @@ class PageFormat:
 
 
 def page_format(layers: Sequence[Sequence[Field]], block_size: int) -> PageFormat:
-    """The page for `layers` (the fields that each layer caches), sections aligned to ALIGN_BYTES."""
+    """The page for `layers` (the fields that each layer caches, or none), sections aligned to ALIGN_BYTES."""
     sections: list[Section] = []
     offset = 0
     for layer, fields in enumerate(layers):
         for field in fields:
+            if block_size % field.pool:
+                raise ConfigError(
+                    f"blocks of {block_size} tokens do not hold whole pools of {field.pool} tokens ({field.name})"
+                )
             sections.append(Section(layer, field, offset))
-            offset += _aligned(field.token_bytes * block_size)
-    return PageFormat(block_size, tuple(sections), _aligned(offset))
+            offset += _aligned(field.entry_bytes * block_size // field.pool)
+    return PageFormat(block_size, tuple(sections), _aligned(offset), len(layers))
 
 
 def _aligned(num_bytes: int) -> int:

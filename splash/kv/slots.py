@@ -1,4 +1,4 @@
-"""What a weight slot holds: one head shard of the switchable attention weights of all layers."""
+"""What a weight slot holds: one head shard of the switchable attention weights of all layers that have them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def shard_format(spec: ModelSpec, ranks: int, itemsize: int) -> ShardFormat:
     """Tensors in order of layer and name, each aligned, so that a shard is one run of bytes."""
     tensors: list[ShardTensor] = []
     offset = 0
-    for layer in range(spec.num_layers):
+    for layer in spec.attention_layers:
         for name, shape in spec.shard_tensors(ranks):
             tensors.append(ShardTensor(layer, name, shape, offset))
             size = prod(shape) * itemsize
@@ -58,8 +58,11 @@ def plan_memory(
 ) -> MemoryPlan:
     """The pool of one rank: `kv_pages` beside all weight slots, or `pool_bytes` in all (one of them)."""
     itemsize = ITEMSIZE[dtype]
-    fields = [Field(name, width, itemsize, dtype) for name, width in spec.kv_fields(ranks)]
-    pages = page_format([fields] * spec.num_layers, block_size)
+    layers = [
+        [Field(f.name, f.width, itemsize, dtype, f.pool) for f in spec.layer_kv_fields(layer, ranks)]
+        for layer in range(spec.num_layers)
+    ]
+    pages = page_format(layers, block_size)
     shards = shard_format(spec, ranks, itemsize)
     if pool_bytes is not None:
         num_pages = pool_bytes // pages.page_bytes

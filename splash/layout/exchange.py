@@ -244,7 +244,7 @@ class Widths:
 
 def widths(spec: ModelSpec, ranks: int, itemsize: int) -> Widths:
     att = spec.attention
-    kv = sum(width for _, width in spec.kv_fields(ranks))
+    kv = sum(field.width for field in spec.kv_fields(ranks))
     heads = att.num_heads // ranks
     if isinstance(att, MLASpec):
         return Widths(heads, att.latent_dim, att.kv_lora_rank, 4 // itemsize, kv, spec.hidden_size)

@@ -29,7 +29,7 @@ def load_shard(
     """
     spec = checkpoint.spec
     shapes = dict(spec.shard_tensors(ranks))
-    for layer in range(spec.num_layers):
+    for layer in spec.attention_layers:
         for name, part in _shard_parts(checkpoint, spec, layer, ranks=ranks, shard=shard):
             out[layer, name].copy_(part.reshape(shapes[name]) if name == "kv_b" else part)
 

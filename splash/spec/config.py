@@ -7,24 +7,28 @@ computed here is refused by name: a model that is almost right is worse than non
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from splash.core.errors import ConfigError
 from splash.spec.fields import Fields
-from splash.spec.model import (
-    ITEMSIZE,
-    DenseSpec,
-    GQASpec,
-    MLASpec,
-    ModelSpec,
-    MoESpec,
-    RopeSpec,
-)
+from splash.spec.hybrid import ATTENTION, LINEAR, attending_layers, read_hyper, read_kda
+from splash.spec.indexer import indexed_layers, read_indexer
+from splash.spec.model import ITEMSIZE, DenseSpec, GQASpec, MLASpec, ModelSpec, MoESpec, RopeSpec
+from splash.spec.moe import dense_layers, layer_ffns, sigmoid_moe, softmax_moe
 from splash.spec.rope import read_rope, yarn_mscale
 
 LATENT_EPS = 1e-6
-"""transformers' latent norms of deepseek_v3 and glm4_moe_lite have this epsilon whatever rms_norm_eps says."""
+"""transformers' latent norms have this epsilon whatever rms_norm_eps says, in all model types but glm5_next."""
 
 _NESTED = ("text_config", "language_config", "llm_config")
+_ALIASES = {"glm5_next_text": "glm5_next"}
+"""How the language model of a multimodal config calls itself."""
+_LAYER_TYPES: Mapping[str, tuple[str, ...]] = {
+    "deepseek_v32": ATTENTION,
+    "glm_moe_dsa": ATTENTION,
+    "glm5_next": (*ATTENTION, LINEAR),
+}
+"""The `layer_types` of model types that know more than full attention."""
 
 
 def normalise(config: object, *, where: str = "config.json") -> ModelSpec:
@@ -40,11 +44,12 @@ def normalise(config: object, *, where: str = "config.json") -> ModelSpec:
         )
         raise ConfigError(f"{where} holds {kind}")
     fields = _text_model(Fields(config, where))
-    model_type = fields.text("model_type", default="")
+    model_type = _model_type(fields)
     if model_type not in _NORMALISERS:
         found = f"model type '{model_type}' is not supported" if model_type else "there is no model_type"
         raise ConfigError(f"{fields.where}: {found}; supported: {', '.join(supported_model_types())}")
-    odd = sorted({str(kind) for kind in fields.items("layer_types")} - {"full_attention"})
+    known = _LAYER_TYPES.get(model_type, ("full_attention",))
+    odd = sorted({str(kind) for kind in fields.items("layer_types")} - set(known))
     if odd:
         raise ConfigError(
             f"{fields.where}: layers of type {', '.join(odd)} are not supported in {model_type}"
@@ -62,27 +67,69 @@ def _text_model(config: Fields) -> Fields:
     return config if nested is None else config.merged(nested)
 
 
+def _model_type(config: Fields) -> str:
+    name = config.text("model_type", default="")
+    return _ALIASES.get(name, name)
+
+
 def _deepseek_v3(config: Fields) -> ModelSpec:
-    layers = config.integer("num_hidden_layers")
-    if config.integer("moe_layer_freq", default=1) != 1:
-        raise config.wrong("moe_layer_freq", expected="1 (others are not supported)")
-    dense = config.integer("first_k_dense_replace", default=3, minimum=0)
-    moe = _sigmoid_moe(config, n_group=8, topk_group=4, scaling=2.5)
-    return _mla_model(config, moe, is_dense=[layer < dense for layer in range(layers)], eps=1e-6)
+    moe = sigmoid_moe(config, n_group=8, topk_group=4, scaling=2.5)
+    return _mla_model(config, moe, is_dense=dense_layers(config, first=3), eps=1e-6)
 
 
 def _glm4_moe_lite(config: Fields) -> ModelSpec:
-    layers = config.integer("num_hidden_layers")
-    kinds = config.items("mlp_layer_types")
-    if kinds and (len(kinds) != layers or not set(kinds) <= {"dense", "sparse"}):
-        raise config.wrong(
-            "mlp_layer_types", expected=f"a list of 'dense' and 'sparse', one for each of {layers} layers"
-        )
-    dense = config.integer("first_k_dense_replace", default=1, minimum=0)
-    is_dense = [kind == "dense" for kind in kinds] or [layer < dense for layer in range(layers)]
-    return _mla_model(
-        config, _sigmoid_moe(config, n_group=1, topk_group=1, scaling=1.8), is_dense=is_dense, eps=1e-5
+    moe = sigmoid_moe(config, n_group=1, topk_group=1, scaling=1.8)
+    return _mla_model(config, moe, is_dense=dense_layers(config, first=1), eps=1e-5)
+
+
+def _deepseek_v32(config: Fields) -> ModelSpec:
+    moe = sigmoid_moe(config, n_group=8, topk_group=4, scaling=2.5)
+    model = _mla_model(config, moe, is_dense=dense_layers(config, first=3), eps=1e-6, max_position=163_840)
+    return _sparse(config, model, heads=64, interleaved=False)
+
+
+def _glm_moe_dsa(config: Fields) -> ModelSpec:
+    moe = sigmoid_moe(config, n_group=1, topk_group=1, scaling=2.5)
+    model = _mla_model(config, moe, is_dense=dense_layers(config, first=3), eps=1e-5, max_position=202_752)
+    return _sparse(config, model, heads=32, interleaved=True)
+
+
+def _glm5_next(config: Fields) -> ModelSpec:
+    """GLM-5.3-Flash's text part: KDA and latent attention without rope, in four residual streams."""
+    if config.integer("qk_rope_head_dim", default=0, minimum=0):
+        raise config.wrong("qk_rope_head_dim", expected="0 (this model type has no rope)")
+    moe = sigmoid_moe(config, n_group=1, topk_group=1, scaling=2.5)
+    model = _mla_model(
+        config,
+        moe,
+        is_dense=dense_layers(config, first=3),
+        eps=1e-5,
+        latent_eps=config.number("rms_norm_eps", default=1e-5),
+        rope_dim=0,
+        max_position=1_048_576,
     )
+    attends = attending_layers(config)
+    model = replace(
+        model,
+        attends=attends,
+        kda=read_kda(config),
+        hyper=read_hyper(config),
+        swiglu_limit=config.number("swiglu_limit", default=10.0),
+    )
+    return _sparse(config, model, heads=32, interleaved=False, pool=config.integer("index_kpool", default=16))
+
+
+def _sparse(config: Fields, model: ModelSpec, *, heads: int, interleaved: bool, pool: int = 1) -> ModelSpec:
+    """`model` with the indexers that its config asks for."""
+    attention = model.attention
+    assert isinstance(attention, MLASpec)
+    if attention.q_lora_rank is None:
+        raise config.missing("q_lora_rank")
+    indexer = read_indexer(
+        config, heads=heads, rope_dim=attention.rope_dim, interleaved=interleaved, pool=pool
+    )
+    attends = [not model.is_kda(layer) for layer in range(model.num_layers)]
+    return replace(model, indexer=indexer, indexed=indexed_layers(config, attends))
 
 
 def _llama(config: Fields) -> ModelSpec:
@@ -104,17 +151,16 @@ def _qwen3_moe(config: Fields) -> ModelSpec:
         raise config.wrong("use_sliding_window", expected="false (sliding windows are not supported)")
     layers = config.integer("num_hidden_layers")
     experts = config.integer("num_experts", "num_local_experts", default=128, minimum=0)
-    dense_layers = set(config.items("mlp_only_layers"))
+    dense_only = set(config.items("mlp_only_layers"))
     sparse_step = config.integer("decoder_sparse_step", default=1)
     sparse = [
-        experts > 0 and layer not in dense_layers and (layer + 1) % sparse_step == 0
-        for layer in range(layers)
+        experts > 0 and layer not in dense_only and (layer + 1) % sparse_step == 0 for layer in range(layers)
     ]
-    moe = _softmax_moe(config, experts) if any(sparse) else None
+    moe = softmax_moe(config, experts) if any(sparse) else None
     dense = None if all(sparse) else DenseSpec(config.integer("intermediate_size"))
     return _gqa_model(
         config,
-        ffns=_layer_ffns(dense, moe, [not is_sparse for is_sparse in sparse]),
+        ffns=layer_ffns(dense, moe, [not is_sparse for is_sparse in sparse]),
         num_kv_heads=config.integer("num_key_value_heads", default=config.integer("num_attention_heads")),
         qk_norm=True,
         eps=1e-6,
@@ -123,18 +169,31 @@ def _qwen3_moe(config: Fields) -> ModelSpec:
 
 _NORMALISERS: Mapping[str, Callable[[Fields], ModelSpec]] = {
     "deepseek_v3": _deepseek_v3,
+    "deepseek_v32": _deepseek_v32,
+    "glm5_next": _glm5_next,
+    "glm_moe_dsa": _glm_moe_dsa,
     "glm4_moe_lite": _glm4_moe_lite,
     "llama": _llama,
     "qwen3_moe": _qwen3_moe,
 }
 
 
-def _mla_model(config: Fields, moe: MoESpec, *, is_dense: list[bool], eps: float) -> ModelSpec:
+def _mla_model(
+    config: Fields,
+    moe: MoESpec,
+    *,
+    is_dense: list[bool],
+    eps: float,
+    latent_eps: float = LATENT_EPS,
+    rope_dim: int = 64,
+    max_position: int = 4096,
+) -> ModelSpec:
+    """Latent attention in all layers. `eps`, `rope_dim` and `max_position` count where the config has none."""
     if config.flag("attention_bias", default=False):
         raise config.wrong("attention_bias", expected="false (latent attention with biases is not supported)")
     nope = config.integer("qk_nope_head_dim", default=128)
-    rope_dim = config.integer("qk_rope_head_dim", default=64)
-    max_position = config.integer("max_position_embeddings", default=4096)
+    rope_dim = config.integer("qk_rope_head_dim", default=rope_dim, minimum=0)
+    max_position = config.integer("max_position_embeddings", default=max_position)
     interleaved = config.flag("rope_interleave", default=True)
     rope = read_rope(config, dim=rope_dim, interleaved=interleaved, max_position=max_position)
     attention = MLASpec(
@@ -144,12 +203,12 @@ def _mla_model(config: Fields, moe: MoESpec, *, is_dense: list[bool], eps: float
         nope_dim=nope,
         rope_dim=rope_dim,
         v_dim=config.integer("v_head_dim", default=nope),
-        latent_eps=LATENT_EPS,
+        latent_eps=latent_eps,
         softmax_scale=_mla_softmax_scale(nope + rope_dim, rope),
     )
     dense = DenseSpec(config.integer("intermediate_size")) if any(is_dense) else None
     return _model(
-        config, attention, rope, _layer_ffns(dense, moe, is_dense), eps=eps, max_position=max_position
+        config, attention, rope, layer_ffns(dense, moe, is_dense), eps=eps, max_position=max_position
     )
 
 
@@ -198,7 +257,7 @@ def _model(
     if activation not in ("silu", "swish"):
         raise config.wrong("hidden_act", expected="silu (other activations are not supported)")
     return ModelSpec(
-        model_type=config.text("model_type", default=""),
+        model_type=_model_type(config),
         vocab_size=config.integer("vocab_size"),
         hidden_size=config.integer("hidden_size"),
         attention=attention,
@@ -210,66 +269,8 @@ def _model(
         bos_token_id=next(iter(token_ids(config, "bos_token_id")), None),
         eos_token_ids=token_ids(config, "eos_token_id"),
         checkpoint_dtype=_dtype(config),
+        mtp_layers=config.integer("num_nextn_predict_layers", "num_mtp_layers", default=0, minimum=0),
     )
-
-
-def _layer_ffns(
-    dense: DenseSpec | None, moe: MoESpec | None, is_dense: list[bool]
-) -> tuple[DenseSpec | MoESpec, ...]:
-    chosen = [dense if here else moe for here in is_dense]
-    return tuple(ffn for ffn in chosen if ffn is not None)
-
-
-def _sigmoid_moe(config: Fields, *, n_group: int, topk_group: int, scaling: float) -> MoESpec:
-    """DeepSeek-V3's gating: sigmoid scores, a bias for the choice only, groups (`noaux_tc`)."""
-    for key, only in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
-        if config.text(key, default=only) != only:
-            raise config.wrong(key, expected=f"{only} (other gatings are not supported)")
-    return _checked(
-        config,
-        MoESpec(
-            num_experts=config.integer("n_routed_experts", "num_local_experts", "num_experts"),
-            top_k=config.integer("num_experts_per_tok"),
-            expert_ffn=config.integer("moe_intermediate_size"),
-            num_shared=config.integer("n_shared_experts", default=0, minimum=0),
-            scoring="sigmoid",
-            norm_topk=config.flag("norm_topk_prob", default=True),
-            scaling=config.number("routed_scaling_factor", default=scaling),
-            n_group=config.integer("n_group", default=n_group),
-            topk_group=config.integer("topk_group", default=topk_group),
-            correction_bias=True,
-        ),
-    )
-
-
-def _softmax_moe(config: Fields, experts: int) -> MoESpec:
-    return _checked(
-        config,
-        MoESpec(
-            num_experts=experts,
-            top_k=config.integer("num_experts_per_tok", default=8),
-            expert_ffn=config.integer("moe_intermediate_size"),
-            num_shared=0,
-            scoring="softmax",
-            norm_topk=config.flag("norm_topk_prob", default=False),
-            scaling=1.0,
-        ),
-    )
-
-
-def _checked(config: Fields, moe: MoESpec) -> MoESpec:
-    """`moe` if its numbers fit each other."""
-    size, rest = divmod(moe.num_experts, moe.n_group)
-    if rest or moe.topk_group > moe.n_group or (moe.correction_bias and size < 2):
-        raise ConfigError(
-            f"{config.where}: {moe.num_experts} experts do not make {moe.n_group} groups (n_group) of at least two,"
-            f" of which {moe.topk_group} (topk_group) are kept"
-        )
-    if moe.top_k > size * moe.topk_group:
-        raise ConfigError(
-            f"{config.where}: num_experts_per_tok {moe.top_k} exceeds the {size * moe.topk_group} experts it may choose"
-        )
-    return moe
 
 
 def token_ids(config: Fields, key: str) -> tuple[int, ...]:

@@ -116,6 +116,15 @@ class HyperSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class KVField:
+    """Something that a layer caches per KV group: `width` elements for every `pool` consecutive tokens."""
+
+    name: str
+    width: int
+    pool: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class DenseSpec:
     """A gated MLP."""
 
@@ -168,10 +177,31 @@ class ModelSpec:
     """None: one residual stream."""
     swiglu_limit: float | None = None
     """gate <= limit, up in [-limit, limit], in every MLP; None: not clamped."""
+    mtp_layers: int = 0
+    """Multi-token prediction layers that the checkpoint has after the decoder's; they are not computed."""
+
+    def __post_init__(self) -> None:
+        for name, flags in (("indexed", self.indexed), ("attends", self.attends)):
+            if flags and len(flags) != self.num_layers:
+                raise ConfigError(f"{name} has {len(flags)} entries for {self.num_layers} layers")
+        if any(self.indexed) and self.indexer is None:
+            raise ConfigError("layers have an indexer whose sizes are not given")
+        if not all(self.attends) and self.kda is None:
+            raise ConfigError("layers are recurrent whose sizes are not given")
 
     @property
     def num_layers(self) -> int:
         return len(self.ffns)
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers that cache KV and have a switchable shard."""
+        return tuple(layer for layer in range(self.num_layers) if not self.is_kda(layer))
+
+    @property
+    def kda_layers(self) -> tuple[int, ...]:
+        """The layers with a recurrent state."""
+        return tuple(layer for layer in range(self.num_layers) if self.is_kda(layer))
 
     def is_kda(self, layer: int) -> bool:
         """The layer has a recurrent state and caches no KV."""
@@ -194,17 +224,39 @@ class ModelSpec:
             return 1
         return self.attention.num_kv_heads // self.kv_groups(ranks)
 
-    def kv_fields(self, ranks: int) -> tuple[tuple[str, int], ...]:
-        """(name, elements per token and layer) that one KV group caches."""
+    def kv_fields(self, ranks: int) -> tuple[KVField, ...]:
+        """What one KV group of an attention layer caches for the attention itself."""
         if isinstance(self.attention, MLASpec):
-            return (("latent", self.attention.latent_dim),)
+            return (KVField("latent", self.attention.latent_dim),)
         width = self.kv_heads_per_group(ranks) * self.attention.head_dim
-        return ("k", width), ("v", width)
+        return KVField("k", width), KVField("v", width)
+
+    def layer_kv_fields(self, layer: int, ranks: int) -> tuple[KVField, ...]:
+        """All that one KV group of `layer` caches: nothing if it is recurrent; `index` where it has an indexer."""
+        if self.is_kda(layer):
+            return ()
+        if self.indexer is None or not self.has_indexer(layer):
+            return self.kv_fields(ranks)
+        return (*self.kv_fields(ranks), KVField("index", self.indexer.head_dim, self.indexer.pool))
+
+    def state_bytes(self, ranks: int, itemsize: int) -> int:
+        """Bytes of one request's recurrent states on each rank, whatever its length; 0 without KDA.
+
+        A layer has [heads / T, head_dim, head_dim] in float32, and the convolutions' last conv_kernel - 1 inputs
+        of q, k and v in the computing type (`itemsize`).
+        """
+        if self.kda is None:
+            return 0
+        kda, heads = self.kda, self.kda.num_heads // ranks
+        state = heads * kda.head_dim * kda.head_dim * 4
+        conv = 3 * heads * kda.head_dim * (kda.conv_kernel - 1) * itemsize
+        return len(self.kda_layers) * (state + conv)
 
     def shard_tensors(self, ranks: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """The switchable attention weights of one layer and one head shard, run-time form, in slot order.
+        """The switchable attention weights of one of `attention_layers` and one head shard, in slot order.
 
-        Head-major: rows are output features of the shard's heads; `o` is transposed, [heads * v, hidden].
+        Run-time form, head-major: rows are output features of the shard's heads; `o` is [heads * v, hidden],
+        transposed.
         MLA: `kv_b` is [heads, nope + v, latent]; W_UK and W_UV are views of it.
         GQA: k and v are those of the shard's KV group (stored T/G times over all shards).
         """
@@ -229,10 +281,11 @@ class ModelSpec:
         return tensors
 
     def check_ranks(self, ranks: int) -> None:
-        """ConfigError unless `T | H` and (`T | H_kv` or `H_kv | T`); names the rank counts that work."""
+        """ConfigError unless `T | H`, also of recurrent heads, and (`T | H_kv` or `H_kv | T`); names what works."""
         if not self._fits(ranks):
             good = ", ".join(str(r) for r in range(1, self.attention.num_heads + 1) if self._fits(r))
             kv = "" if isinstance(self.attention, MLASpec) else f" and {self.attention.num_kv_heads} KV heads"
+            kv += "" if self.kda is None else f" and {self.kda.num_heads} recurrent heads"
             raise ConfigError(
                 f"{self.attention.num_heads} attention heads{kv} cannot be divided over {ranks} ranks;"
                 f" choose --ranks from {good}"
@@ -240,6 +293,8 @@ class ModelSpec:
 
     def _fits(self, ranks: int) -> bool:
         if ranks < 1 or self.attention.num_heads % ranks:
+            return False
+        if self.kda is not None and self.kda.num_heads % ranks:
             return False
         if isinstance(self.attention, MLASpec):
             return True

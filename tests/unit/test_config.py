@@ -102,6 +102,39 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "QWEN3_YARN_NO_FACTOR": {"rope": ("yarn", 128, 1e6, 4.0, 32768, False), "max": 131072},
     "QWEN3_SOME_DENSE": {"dense": 26},
     "QWEN3_TRANSFORMERS_5": {"rope": ("default", 128, 1e6, 1.0, 0, False), "dense": 0, "params": 30.53e9},
+    "DEEPSEEK_V3_2": {
+        "scale": 0.135234,
+        "rope": ("yarn", 64, 1e4, 40.0, 4096, True),
+        "dense": 3,
+        "params": 671.88e9,
+        "mtp": 1,
+    },
+    "DEEPSEEK_V3_2_TRANSFORMERS_5": {
+        "scale": 0.135234,
+        "rope": ("yarn", 64, 1e4, 40.0, 4096, True),
+        "dense": 3,
+    },
+    "GLM_5": {"scale": 0.0625, "rope": ("default", 64, 1e6, 1.0, 0, True), "dense": 3, "params": 743.91e9},
+    "GLM_5_3": {
+        "scale": 0.0625,
+        "rope": ("default", 64, 8e6, 1.0, 0, True),
+        "dense": 3,
+        "params": 743.38e9,
+        "max": 1048576,
+        "eos": (154820, 154827, 154829),
+        "mtp": 1,
+    },
+    "GLM_5_3_FLASH": {
+        "type": "glm5_next",
+        "scale": 0.0625,
+        "rope": ("default", 0, 1e4, 1.0, 0, True),
+        "dense": 3,
+        "params": 313.33e9,
+        "eos": (154820, 154827, 154829),
+        "mtp": 1,
+    },
+    "GLM_5_3_FLASH_TRANSFORMERS_5": {"type": "glm5_next", "scale": 0.0625, "params": 313.33e9},
+    "GLM_5_3_FLASH_TEXT_ONLY": {"type": "glm5_next", "scale": 0.0625, "params": 313.33e9},
 }
 
 
@@ -126,6 +159,7 @@ def _facts(spec: ModelSpec) -> dict[str, Any]:
         "eos": spec.eos_token_ids,
         "max": spec.max_position,
         "tied": spec.tied_embeddings,
+        "mtp": spec.mtp_layers,
     }
     if isinstance(attention, MLASpec):
         return facts | {"q_lora": attention.q_lora_rank}
@@ -172,11 +206,13 @@ def test_transformers_reads_the_same(name: str) -> None:
     from transformers.models.deepseek_v3.modeling_deepseek_v3 import yarn_apply_mscale
 
     spec, oracle = normalise(SHAPES[name]), _oracle(SHAPES[name])
-    rope = oracle.rope_parameters
     assert spec.hidden_size == oracle.hidden_size
     assert spec.vocab_size == oracle.vocab_size
     assert spec.num_layers == oracle.num_hidden_layers
     assert spec.norm_eps == oracle.rms_norm_eps
+    if spec.rope.dim == 0:
+        return
+    rope = oracle.rope_parameters
     assert spec.rope.theta == rope["rope_theta"]
     if rope["rope_type"] in ROPE_INIT_FUNCTIONS:
         _, factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](oracle)
@@ -184,7 +220,7 @@ def test_transformers_reads_the_same(name: str) -> None:
     if isinstance(spec.attention, MLASpec):
         scale = yarn_apply_mscale(rope, (oracle.qk_nope_head_dim + oracle.qk_rope_head_dim) ** -0.5)
         assert spec.attention.softmax_scale == pytest.approx(scale)
-        assert spec.rope.interleaved == oracle.rope_interleave
+        assert spec.rope.interleaved == oracle.to_dict().get("rope_interleave", True)
     else:
         assert spec.attention.head_dim == oracle.head_dim
         assert spec.attention.num_kv_heads == oracle.num_key_value_heads
@@ -216,7 +252,7 @@ def test_which_layers_are_dense() -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {**shapes.LLAMA_3_8B, "model_type": "mamba2"},
-        "'mamba2' is not supported; supported: deepseek_v3, glm4_moe_lite",
+        "'mamba2' is not supported; supported: deepseek_v3, deepseek_v32, glm4_moe_lite, glm5_next, glm_moe_dsa",
     ),
     ({k: v for k, v in shapes.LLAMA_3_8B.items() if k != "model_type"}, "no model_type"),
     ({**shapes.LLAMA_3_8B, "rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope type 'longrope'"),
