@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.quantised import Made
 
 with suppress(ImportError):
     import torch
@@ -35,5 +38,28 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyMaker:
         if key not in made:
             made[key] = make_tiny(kind, tmp_path_factory.mktemp(kind), **options)
         return made[key]
+
+    return make
+
+
+class QuantisedMaker(Protocol):
+    """Gives a quantised copy of a tiny checkpoint and its plain twin; each pair is made once a session."""
+
+    def __call__(self, model: str, scheme: str) -> Made: ...
+
+
+@pytest.fixture(scope="session")
+def quantised_tiny(tiny: TinyMaker, tmp_path_factory: pytest.TempPathFactory) -> QuantisedMaker:
+    """`quantised_tiny("deepseek_v3", "fp8")`: the names are those of MODELS and SCHEMES in `tests.quantised`."""
+    from tests.quantised import MODELS, SCHEMES, quantise
+
+    made: dict[tuple[str, str], Made] = {}
+
+    def make(model: str, scheme: str) -> Made:
+        if (model, scheme) not in made:
+            kind, options = MODELS[model]
+            target = tmp_path_factory.mktemp(f"{model}-{scheme}")
+            made[model, scheme] = quantise(tiny(kind, **options), target, SCHEMES[scheme])
+        return made[model, scheme]
 
     return make

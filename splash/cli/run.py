@@ -189,6 +189,7 @@ def run(options: Options) -> int:
 
     console = Console(stderr=options.json_file == "-")
     deployment = open_deployment(options.model, options.engine_config())
+    _show_notes(deployment)
     jobs = _jobs(options, deployment)
     report = RunReport()
     with ExitStack() as files:
@@ -228,6 +229,16 @@ def _open_trace(file: Path | None, options: Options, files: ExitStack) -> TraceW
 
 
 # ---- what is shown
+
+
+def _show_notes(deployment: Deployment) -> None:
+    """What of the checkpoint is not used, a line each, on standard error."""
+    from rich.console import Console
+
+    for note in deployment.checkpoint.notes:
+        Console(stderr=True, highlight=False).print(
+            f"{deployment.model}: {note}", soft_wrap=True, markup=False
+        )
 
 
 def _show(

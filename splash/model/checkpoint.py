@@ -1,32 +1,30 @@
 """A Hugging Face checkpoint folder: its configs and the headers of its safetensors files; tensors on demand.
 
 Opening reads no weights and imports no torch. `Checkpoint.slice` maps a file and gives a view of the part that is
-asked for, so that copying it reads just those bytes.
+asked for, so that copying it reads just those bytes; of a quantised tensor it is the numbers that it means.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from splash.core.errors import CheckpointError
+from splash.model.folder import read_object, some, stored_tensors
 from splash.model.generation import GenerationDefaults, read_generation
-from splash.model.tensorfile import StoredTensor, read_header, unique_pairs
+from splash.model.scales import find_scales
+from splash.model.tensorfile import StoredTensor
 from splash.spec.config import normalise
+from splash.spec.fields import Fields
 from splash.spec.model import ModelSpec
+from splash.spec.quantisation import SCALE_SUFFIXES, Quantisation, read_quantisation
 from splash.spec.tensors import model_tensors
 
 if TYPE_CHECKING:
     import torch
-
-SINGLE_FILE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-FLOATS = ("F64", "F32", "F16", "BF16")
-"""Types in which weights can be stored; they are converted to the type that is computed in."""
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _PREFIXES = (
@@ -37,13 +35,16 @@ _PREFIXES = (
 """How multimodal checkpoints call their language model, and how a plain one calls it."""
 _HARMLESS = ("rotary_emb.inv_freq",)
 """Tensors that old checkpoints have and nobody needs."""
+_DRAFTS = ("enorm.", "hnorm.", "eh_proj.", "shared_head.")
+"""What a multi-token prediction layer has beside a decoder layer (MODELS §2.6)."""
 
 
 class Checkpoint:
     """One folder, checked: `tensors` has every tensor of `spec`, of its shape, and no other decoder weight.
 
-    Names are those of a plain causal model (`model.layers.0. ...`). Files stay mapped from the first `slice` to
-    `close`; it is a context manager. Made by `open_checkpoint`.
+    Names are those of a plain causal model (`model.layers.0. ...`). `scales` has the scales of each quantised tensor
+    under the tensor's name; `notes` say what is in the folder and not used, a line each. Files stay mapped from the
+    first `slice` to `close`; it is a context manager. Made by `open_checkpoint`.
     """
 
     def __init__(
@@ -52,11 +53,19 @@ class Checkpoint:
         spec: ModelSpec,
         generation: GenerationDefaults,
         tensors: Mapping[str, StoredTensor],
+        scales: Mapping[str, StoredTensor],
+        quantisation: Quantisation | None,
+        notes: tuple[str, ...],
     ) -> None:
         self.folder = folder
         self.spec = spec
         self.generation = generation
         self.tensors = tensors
+        self.scales = scales
+        self.quantisation = quantisation
+        self.notes = notes
+        self.bytes_sliced = 0
+        """Bytes of the files that `slice` was asked for so far."""
         self._mapped: dict[Path, Any] = {}
 
     @property
@@ -65,17 +74,40 @@ class Checkpoint:
         return sum(file.stat().st_size for file in {tensor.file for tensor in self.tensors.values()})
 
     def slice(self, name: str, *, rows: range | None = None, columns: range | None = None) -> torch.Tensor:
-        """Part of a tensor as it is stored: a view of the mapped file, good until `close`.
+        """Part of a tensor: a view of the mapped file, good until `close`; a quantised one as new float32 numbers.
 
         `rows` is a range of dim 0, `columns` of dim 1; None is all. Either may be empty. Not to be written to.
         """
         tensor = self.tensors[name]
+        if name not in self.scales:
+            return self._stored(tensor, rows, columns)
+        rows = range(tensor.shape[0]) if rows is None else rows
+        columns = range(tensor.shape[1]) if columns is None else columns
+        return self._dequantised(name, rows, columns)
+
+    def _dequantised(self, name: str, rows: range, columns: range) -> torch.Tensor:
+        """A part of a quantised matrix, of whose scales only those that cover it are read."""
+        from splash.model.dequantise import covering, dequantised, scale_values
+
+        assert self.quantisation is not None
+        tile, scale = (self.quantisation.rows, self.quantisation.columns), self.scales[name]
+        down, across = covering(rows, tile[0]), covering(columns, tile[1])
+        scales = self._stored(scale, down if scale.shape else None, across)
+        return dequantised(
+            self._stored(self.tensors[name], rows, columns),
+            scale_values(scales).reshape(len(down), len(across)),
+            rows=rows,
+            columns=columns,
+            tile=tile,
+        )
+
+    def _stored(self, tensor: StoredTensor, rows: range | None, columns: range | None) -> torch.Tensor:
+        """Part of a tensor as the file has it."""
         view = self._map(tensor.file).get_slice(tensor.name)
-        every = slice(None)
-        row_part = every if rows is None else slice(rows.start, rows.stop)
-        if len(tensor.shape) < 2:
-            return view[row_part]
-        return view[row_part, every if columns is None else slice(columns.start, columns.stop)]
+        parts = [slice(None) if part is None else slice(part.start, part.stop) for part in (rows, columns)]
+        found: torch.Tensor = view[tuple(parts[: len(tensor.shape)])] if tensor.shape else view[...]
+        self.bytes_sliced += found.numel() * found.itemsize
+        return found
 
     def close(self) -> None:
         """Unmap the files. Views that `slice` gave keep theirs alive."""
@@ -98,9 +130,9 @@ class Checkpoint:
 def open_checkpoint(folder: str | Path) -> Checkpoint:
     """Open a checkpoint folder and check it against its config.
 
-    CheckpointError: no such folder, no checkpoint, a truncated file, quantised weights, a tensor that is missing,
-    of another shape, in two files, or foreign to the model; a file cannot be read. ConfigError: a model that is
-    not supported.
+    CheckpointError: no such folder, no checkpoint, a truncated file, a tensor that is missing, of another shape, in
+    two files, quantised otherwise than config.json says, or foreign to the model; a file cannot be read.
+    ConfigError: a model or a quantisation that is not supported.
     """
     folder = Path(folder)
     try:
@@ -112,18 +144,21 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
 
 
 def _opened(folder: Path) -> Checkpoint:
-    config = _config(folder)
-    spec = normalise(config, where=str(folder / "config.json"))
+    config, where = _config(folder), str(folder / "config.json")
+    spec = normalise(config, where=where)
+    quantisation = read_quantisation(Fields(config, where))
     generation_file = folder / "generation_config.json"
     generation = GenerationDefaults()
     if generation_file.exists():
-        generation = read_generation(_object(generation_file), where=str(generation_file))
+        generation = read_generation(read_object(generation_file), where=str(generation_file))
     spec = replace(spec, eos_token_ids=generation.eos_token_ids or spec.eos_token_ids)
-    tensors = _canonical(_stored_tensors(folder))
-    _check_quantisation(folder, config, tensors.values())
+    tensors = _canonical(stored_tensors(folder))
     _check_needed(folder, spec, tensors)
-    _check_foreign(folder, spec, tensors)
-    return Checkpoint(folder, spec, generation, tensors)
+    scales = find_scales(folder, spec, quantisation, tensors)
+    notes = _unused(folder, spec, tensors)
+    if quantisation is not None and not scales:
+        notes += (f"config.json says {quantisation.name}, but no weight is stored so",)
+    return Checkpoint(folder, spec, generation, tensors, scales, quantisation, notes)
 
 
 def _config(folder: Path) -> Mapping[str, Any]:
@@ -134,59 +169,7 @@ def _config(folder: Path) -> Mapping[str, Any]:
         raise CheckpointError(f"{folder} is a file; --model wants the folder of a checkpoint")
     if not (folder / "config.json").exists():
         raise CheckpointError(f"{folder} is no checkpoint: it has no config.json (--model)")
-    return _object(folder / "config.json")
-
-
-def _object(file: Path) -> dict[str, Any]:
-    """A JSON file that holds one object."""
-    try:
-        value = json.loads(file.read_bytes(), object_pairs_hook=unique_pairs)
-    except ValueError as error:
-        raise CheckpointError(f"{file} is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        kind = "a string: JSON within JSON" if isinstance(value, str) else "no object"
-        raise CheckpointError(f"{file} holds {kind}; store the object itself")
-    return value
-
-
-def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the folder's safetensors files: of the one file, the indexed ones, or all there are."""
-    if (folder / SINGLE_FILE).exists():
-        return {tensor.name: tensor for tensor in read_header(folder / SINGLE_FILE)}
-    if (folder / INDEX).exists():
-        return _indexed(folder)
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        others = sorted(
-            file.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for file in folder.glob(pattern)
-        )
-        found = f"; it has {others[0]}, convert it with transformers' save_pretrained" if others else ""
-        raise CheckpointError(f"{folder} has no safetensors files{found}")
-    tensors: dict[str, StoredTensor] = {}
-    for tensor in (tensor for file in files for tensor in read_header(file)):
-        if tensor.name in tensors:
-            both = f"{tensors[tensor.name].file.name} and {tensor.file.name}"
-            raise CheckpointError(
-                f"{folder}: {tensor.name} is in both {both}; remove one file or add {INDEX}"
-            )
-        tensors[tensor.name] = tensor
-    return tensors
-
-
-def _indexed(folder: Path) -> dict[str, StoredTensor]:
-    index = _object(folder / INDEX).get("weight_map")
-    if not isinstance(index, dict) or not all(isinstance(file, str) for file in index.values()):
-        raise CheckpointError(f"{folder / INDEX} has no weight_map from tensors to files; get it again")
-    absent = sorted(name for name in set(index.values()) if not (folder / name).is_file())
-    if absent:
-        raise CheckpointError(f"{folder} lacks {_some(absent)}, which its index lists; get the missing files")
-    headers = {file: {t.name: t for t in read_header(folder / file)} for file in sorted(set(index.values()))}
-    missing = [name for name, file in index.items() if name not in headers[file]]
-    if missing:
-        raise CheckpointError(
-            f"{folder}: {_some(missing)} is not in the file that {INDEX} names; get both again"
-        )
-    return {name: headers[file][name] for name, file in index.items()}
+    return read_object(folder / "config.json")
 
 
 def _canonical(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
@@ -200,17 +183,6 @@ def _canonical(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     return dict(tensors)
 
 
-def _check_quantisation(folder: Path, config: Mapping[str, Any], tensors: Iterable[StoredTensor]) -> None:
-    method = config.get("quantization_config")
-    odd = sorted({t.dtype for t in tensors if t.name.endswith(".weight")} - set(FLOATS))
-    if method or odd:
-        kind = method.get("quant_method") if isinstance(method, dict) else None
-        raise CheckpointError(
-            f"{folder} has quantised weights ({kind or ', '.join(odd) or 'quantization_config'}), which are not"
-            f" supported; use a release in bfloat16, float16 or float32"
-        )
-
-
 def _check_needed(folder: Path, spec: ModelSpec, tensors: Mapping[str, StoredTensor]) -> None:
     needed = {tensor.name: tensor.shape for tensor in model_tensors(spec)}
     missing = [name for name in needed if name not in tensors]
@@ -220,7 +192,7 @@ def _check_needed(folder: Path, spec: ModelSpec, tensors: Mapping[str, StoredTen
         )
     if missing:
         raise CheckpointError(
-            f"{folder}: {_some(missing)} is missing; a file is, or config.json describes another model"
+            f"{folder}: {some(missing)} is missing; a file is, or config.json describes another model"
         )
     for name, shape in needed.items():
         if tensors[name].shape != shape:
@@ -229,26 +201,45 @@ def _check_needed(folder: Path, spec: ModelSpec, tensors: Mapping[str, StoredTen
             )
 
 
-def _check_foreign(folder: Path, spec: ModelSpec, tensors: Mapping[str, StoredTensor]) -> None:
-    """Refuse decoder weights that the model would not use; multi-token prediction layers at its end are."""
-    needed = {tensor.name for tensor in model_tensors(spec)} | {"lm_head.weight"}
-    drafts = {
-        match[1] for name in tensors if (match := _LAYER.fullmatch(name)) and match[2] == "eh_proj.weight"
-    }
-    foreign = [
-        name
-        for name in tensors
-        if (match := _LAYER.fullmatch(name))
-        and name not in needed
-        and not (int(match[1]) >= spec.num_layers and match[1] in drafts)
-        and not name.endswith(_HARMLESS)
-    ]
+def _unused(folder: Path, spec: ModelSpec, tensors: Mapping[str, StoredTensor]) -> tuple[str, ...]:
+    """A line on multi-token prediction layers and one on what lies outside the decoder, if there are any.
+
+    Refuses other decoder weights that the model would not use.
+    """
+    needed = {tensor.name for tensor in model_tensors(spec)}
+    used = needed | {name + suffix for name in needed for suffix in SCALE_SUFFIXES} | {"lm_head.weight"}
+    left = [name for name in tensors if name not in used and not name.endswith(_HARMLESS)]
+    drafts = _draft_layers(spec, left)
+    skipped = [name for name in left if _layer_of(name) in drafts]
+    foreign = [name for name in left if _layer_of(name) is not None and _layer_of(name) not in drafts]
     if foreign:
         raise CheckpointError(
-            f"{folder}: {_some(foreign)} is not part of the {spec.model_type} model that config.json describes"
+            f"{folder}: {some(foreign)} is not part of the {spec.model_type} model that config.json describes"
         )
+    outside = [name for name in left if _layer_of(name) is None]
+    notes = []
+    if skipped:
+        layers = ", ".join(map(str, sorted(drafts)))
+        notes.append(
+            f"layer {layers} is for multi-token prediction: its {len(skipped)} tensors are not loaded"
+        )
+    if outside:
+        notes.append(f"{some(outside)} is not part of the decoder: not loaded")
+    return tuple(notes)
 
 
-def _some(names: list[str]) -> str:
-    """The first name and how many more there are."""
-    return names[0] if len(names) == 1 else f"{names[0]} (and {len(names) - 1} more)"
+def _draft_layers(spec: ModelSpec, names: list[str]) -> set[int]:
+    """Layers after the model's own that have the marks of multi-token prediction."""
+    return {
+        int(match[1])
+        for name in names
+        if (match := _LAYER.fullmatch(name))
+        and int(match[1]) >= spec.num_layers
+        and match[2].startswith(_DRAFTS)
+    }
+
+
+def _layer_of(name: str) -> int | None:
+    """The decoder layer that a tensor belongs to; None if it is not in one."""
+    match = _LAYER.fullmatch(name)
+    return None if match is None else int(match[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -111,11 +112,19 @@ class Fields:
     def wrong(self, *names: str, expected: str) -> ConfigError:
         """The error for a value that is not `expected`; JSON within a string is recognised."""
         value, name = self.raw(*names), self._name(*names)
-        quoted = isinstance(value, str) and expected != "a string"
-        advice = f"; write {name} without the quotes around its value" if quoted else ""
-        kind = "the string " if quoted else ""
+        text = value if isinstance(value, str) and expected != "a string" else None
+        advice = f"; write {name} without the quotes around its value" if text and _is_json(text) else ""
+        kind = "" if text is None else "the string "
         shown = repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:57]}..."
         return ConfigError(f"{self.where}: {name} is {kind}{shown}, it must be {expected}{advice}")
 
     def _name(self, *names: str) -> str:
         return next((name for name in names if self._values.get(name) is not None), names[0])
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True

@@ -14,7 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from splash.core.errors import CheckpointError, ConfigError, SplashError
-from splash.model.checkpoint import INDEX, SINGLE_FILE, open_checkpoint
+from splash.model.checkpoint import open_checkpoint
+from splash.model.folder import INDEX, SINGLE_FILE
 from splash.model.generation import GenerationDefaults, read_generation
 from tests.conftest import TinyMaker
 from tests.tiny import KINDS
@@ -94,12 +95,41 @@ def test_language_model_of_a_multimodal_checkpoint(copy_of: Callable[..., Path],
         assert checkpoint.slice("model.layers.2.mlp.down_proj.weight").shape == (128, 256)
 
 
-def test_draft_layers_are_ignored(copy_of: Callable[..., Path]) -> None:
-    """Red when the multi-token prediction layer of a released checkpoint is taken for a foreign weight."""
+def test_draft_layers_are_skipped_in_one_line(copy_of: Callable[..., Path]) -> None:
+    """Red when the multi-token prediction layer of a released checkpoint is taken for a foreign weight, or not said."""
     folder = copy_of("deepseek_v3")
     extra = ("eh_proj.weight", "enorm.weight", "mlp.experts.0.gate_proj.weight", "shared_head.head.weight")
     _add_tensors(folder, {f"model.layers.3.{name}": torch.zeros(2, 2) for name in extra})
-    assert open_checkpoint(folder).spec.num_layers == 3
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.spec.num_layers == 3
+    assert checkpoint.notes == ("layer 3 is for multi-token prediction: its 4 tensors are not loaded",)
+
+
+def test_a_layer_without_the_marks_of_a_draft_is_foreign(copy_of: Callable[..., Path]) -> None:
+    """Red when any layer too many passes as multi-token prediction: config.json may be of another model."""
+    folder = copy_of("deepseek_v3")
+    _add_tensors(folder, {"model.layers.3.mlp.up_proj.weight": torch.zeros(2, 2)})
+    with pytest.raises(CheckpointError, match=r"model\.layers\.3\.mlp\.up_proj\.weight is not part of"):
+        open_checkpoint(folder)
+
+
+def test_what_is_not_loaded_is_named(copy_of: Callable[..., Path]) -> None:
+    """Red when weights outside the decoder are ignored silently, or what everybody leaves out is mentioned."""
+    folder = copy_of()
+    assert open_checkpoint(folder).notes == ()
+    extra = ("model.layers.0.self_attn.rotary_emb.inv_freq", "visual.a.weight", "visual.b.weight")
+    _add_tensors(folder, {name: torch.zeros(2) for name in extra})
+    notes = ("visual.a.weight (and 1 more) is not part of the decoder: not loaded",)
+    assert open_checkpoint(folder).notes == notes
+
+
+def test_a_quantisation_that_no_weight_has_is_said(copy_of: Callable[..., Path]) -> None:
+    """Red when a plain release with a leftover quantization_config is refused, or served without a word."""
+    folder = copy_of()
+    _edit_config(quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})(folder)
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.scales == {}
+    assert checkpoint.notes == ("config.json says fp8 in blocks of 128x128, but no weight is stored so",)
 
 
 def test_generation_config_decides_the_end_of_text(copy_of: Callable[..., Path]) -> None:
@@ -216,13 +246,13 @@ SPOILED: dict[str, tuple[Edit, str]] = {
         "model.layers.0.self_attn.q_norm.weight is not part of the llama model",
     ),
     "more layers than said": (_edit_config(num_hidden_layers=2), "(and 8 more) is not part of"),
-    "quantised by config": (
-        _edit_config(quantization_config={"quant_method": "fp8"}),
-        "quantised weights (fp8)",
+    "quantised in an unknown way": (
+        _edit_config(quantization_config={"quant_method": "gptq"}),
+        "quant_method 'gptq' is not supported",
     ),
     "quantised by dtype": (
         _with("model.layers.0.mlp.up_proj.weight", torch.zeros(256, 128, dtype=torch.float8_e4m3fn)),
-        "quantised weights (F8_E4M3)",
+        "is quantised (F8_E4M3), but config.json has no quantization_config",
     ),
 }
 
@@ -250,9 +280,37 @@ SPOILED_INDEX: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda index: {
             "weight_map": dict.fromkeys(index["weight_map"], index["weight_map"]["model.norm.weight"])
         },
-        "is not in the file that",
+        "says that .* is in .*, but that file lacks it",
+    ),
+    "two files swapped": (
+        lambda index: {"weight_map": _swapped(index["weight_map"])},
+        "says that model.norm.weight is in .*, but it is in model-",
+    ),
+    "tensor not listed": (
+        lambda index: {
+            "weight_map": {k: v for k, v in index["weight_map"].items() if k != "model.norm.weight"}
+        },
+        "holds model.norm.weight, which model.safetensors.index.json does not list",
     ),
 }
+
+
+def _swapped(weight_map: dict[str, str]) -> dict[str, str]:
+    """The final norm is said to be in another file, which has something too."""
+    here = weight_map["model.norm.weight"]
+    other = next(file for file in weight_map.values() if file != here)
+    return {**weight_map, "model.norm.weight": other}
+
+
+def test_a_tensor_in_two_indexed_files_is_named_with_both(copy_of: Callable[..., Path]) -> None:
+    """Red when the index decides silently which of two different weights is meant."""
+    folder = copy_of(shards=3)
+    first, second = sorted(folder.glob("*.safetensors"))[:2]
+    tensors = load_file(first)
+    save_file({**load_file(second), "lm_head.weight": torch.zeros(512, 128)}, second)
+    save_file({**tensors, "lm_head.weight": torch.ones(512, 128)}, first)
+    with pytest.raises(CheckpointError, match=f"lm_head.weight is in both {first.name} and {second.name}"):
+        open_checkpoint(folder)
 
 
 @pytest.mark.parametrize("name", SPOILED_INDEX)

@@ -41,7 +41,7 @@ def folder(request: pytest.FixtureRequest, tiny: TinyMaker) -> Path:
     return tiny(kind, **options)
 
 
-def _slot_views(spec: ModelSpec, ranks: int, dtype: torch.dtype) -> dict[tuple[int, str], torch.Tensor]:
+def slot_views(spec: ModelSpec, ranks: int, dtype: torch.dtype) -> dict[tuple[int, str], torch.Tensor]:
     """Views of a slot filled with NaN, as a rank's pool gives them."""
     form = shard_format(spec, ranks, dtype.itemsize)
     slot = torch.full((form.num_bytes // dtype.itemsize,), float("nan"), dtype=dtype)
@@ -59,7 +59,7 @@ def _load_all(
     with open_checkpoint(folder) as checkpoint:
         shards = []
         for shard in range(ranks):
-            shards.append(_slot_views(checkpoint.spec, ranks, dtype))
+            shards.append(slot_views(checkpoint.spec, ranks, dtype))
             load_shard(checkpoint, ranks=ranks, shard=shard, out=shards[-1])
         held = [load_rank(checkpoint, rank=rank, ranks=ranks, dtype=dtype) for rank in range(ranks)]
         return checkpoint.spec, shards, held
@@ -170,12 +170,12 @@ def test_a_rank_holds_what_the_spec_counts(folder: Path, ranks: int) -> None:
     for rank, weights in enumerate(held):
         counts = rank_params(spec, rank=rank, ranks=ranks)
         expected = sum(count for division, count in counts.items() if division is not Division.HEADS)
-        assert sum(tensor.numel() for tensor in _tensors(weights)) == expected
-        num_bytes = sum(tensor.nbytes for tensor in [*_tensors(weights), *shards[rank].values()])
+        assert sum(tensor.numel() for tensor in loaded_tensors(weights)) == expected
+        num_bytes = sum(tensor.nbytes for tensor in [*loaded_tensors(weights), *shards[rank].values()])
         assert num_bytes == rank_bytes(spec, rank=rank, ranks=ranks, itemsize=4)
 
 
-def _tensors(weights: object) -> list[torch.Tensor]:
+def loaded_tensors(weights: object) -> list[torch.Tensor]:
     """Every tensor of a tree of dataclasses, shared ones once."""
     found: dict[int, torch.Tensor] = {}
 
