@@ -1,0 +1,144 @@
+"""Seconds of attention on one rank, all layers: over cached tokens for decodes, over pairs for prompt chunks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from splash.hw import ops
+from splash.hw.precision import Precision
+from splash.hw.profile import HardwareProfile
+from splash.hw.rows import num_attention_layers, num_indexers
+from splash.spec.model import GQASpec, MLASpec, ModelSpec
+
+Figure = Any
+"""Numbers or seconds: a float, or an array."""
+
+SCORE_BYTES = 4
+
+
+class PromptReads:
+    """What the chunks of one kind have to attend to, by rank: each an array over the ranks."""
+
+    def __init__(self, ranks: int) -> None:
+        self.pairs, self.selected, self.rows, self.tokens = np.zeros((4, ranks))
+        """Causal (row, token) pairs; those kept by sparse attention; rows; tokens of the prompts so far."""
+
+    def add(self, start: int, count: int, keeps: float, *, share: float, on: int | slice) -> None:
+        """A chunk, of whose rows each rank of `on` has `share`."""
+        self.pairs[on] += share * causal_pairs(start, count)
+        self.selected[on] += share * selected_pairs(start, count, keeps)
+        self.rows[on] += share * count
+        self.tokens[on] += start + count
+
+
+class AttentionCost:
+    """What one rank needs to attend, with its own heads or with all of them (`whole`)."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        profile: HardwareProfile,
+        ranks: int,
+        precision: Precision,
+        *,
+        unabsorbed: bool,
+    ) -> None:
+        """`unabsorbed`: prompts may attend with keys and values projected up from the latents."""
+        self._spec = spec
+        self._profile = profile
+        self._ranks = ranks
+        self._precision = precision
+        self._unabsorbed = unabsorbed
+        self._layers = num_attention_layers(spec)
+        self._indexers = num_indexers(spec)
+
+    def decode_s(self, rows: Figure, context: Figure, selected: Figure, *, whole: bool) -> Figure:
+        """`rows` decode rows that see `context` cached tokens in all, and attend to `selected` of them."""
+        att, index, kv_bytes = self._spec.attention, self._spec.indexer, self._precision.kv_bytes
+        heads = self._heads(whole=whole)
+        if isinstance(att, GQASpec):
+            kv_heads = self._kv_heads(att, whole=whole)
+            share = kv_bytes * kv_heads / att.num_kv_heads
+            return self._layers * ops.gqa_decode_s(
+                self._profile, rows, context, heads, kv_heads, att.head_dim, share
+            )
+        shape = heads, att.latent_dim, att.kv_lora_rank, kv_bytes
+        if index is None:
+            return self._layers * ops.mla_decode_s(self._profile, rows, context, *shape)
+        keys = context / index.pool
+        key_bytes = self._precision.index_bytes * index.pool
+        scoring = ops.indexer_s(self._profile, rows, keys, index.num_heads, index.head_dim, key_bytes)
+        attending = ops.sparse_mla_decode_s(self._profile, rows, selected, *shape)
+        return self._indexers * scoring + self._layers * attending
+
+    def prompt_s(self, reads: PromptReads, *, whole: bool, absorbed: bool) -> Figure:
+        """Chunks of prompts. `absorbed`: only that form can be had, since the queries came to the cache or attention
+        is sparse; else the faster one is taken."""
+        att = self._spec.attention
+        if isinstance(att, GQASpec):
+            kv_bytes = self._precision.kv_bytes * self._kv_heads(att, whole=whole) / att.num_kv_heads
+            return self._layers * ops.gqa_prefill_s(
+                self._profile, reads.pairs, reads.tokens, self._heads(whole=whole), att.head_dim, kv_bytes
+            )
+        seconds = self._absorbed_s(att, reads, whole=whole)
+        if self._unabsorbed and not absorbed:
+            seconds = np.minimum(seconds, self._unabsorbed_s(att, reads, whole=whole))
+        return seconds + self._scoring_s(reads)
+
+    @property
+    def keeps(self) -> float:
+        """Tokens that a row attends to at most."""
+        return float("inf") if self._spec.indexer is None else self._spec.indexer.top_k
+
+    def _absorbed_s(self, att: MLASpec, reads: PromptReads, *, whole: bool) -> Figure:
+        return self._layers * ops.mla_prefill_s(
+            self._profile,
+            reads.selected,
+            reads.tokens,
+            self._heads(whole=whole),
+            att.latent_dim,
+            att.kv_lora_rank,
+            self._precision.kv_bytes,
+        )
+
+    def _unabsorbed_s(self, att: MLASpec, reads: PromptReads, *, whole: bool) -> Figure:
+        """All latents of the prompts so far are projected up, once for the chunk."""
+        heads, qk = self._heads(whole=whole), att.nope_dim + att.rope_dim
+        up = heads * (att.nope_dim + att.v_dim)
+        projecting = ops.gemm_s(self._profile, reads.tokens, up, att.kv_lora_rank, self._precision.attention)
+        attending = ops.mla_prefill_s(
+            self._profile, reads.pairs, reads.tokens, heads, qk, att.v_dim, 2.0 * heads * (qk + att.v_dim)
+        )
+        return self._layers * (projecting + attending)
+
+    def _scoring_s(self, reads: PromptReads) -> Figure:
+        """The indexer: scores as one matrix product, which the selection writes and reads once."""
+        index = self._spec.indexer
+        if index is None:
+            return 0.0
+        keys = reads.pairs / np.maximum(reads.rows, 1.0) / index.pool
+        product = ops.gemm_s(
+            self._profile, reads.rows * index.num_heads, keys, index.head_dim, self._precision.attention
+        )
+        selection = ops.elementwise_s(self._profile, 2.0 * SCORE_BYTES * reads.pairs / index.pool)
+        return self._indexers * (product + selection)
+
+    def _heads(self, *, whole: bool) -> int:
+        heads = self._spec.attention.num_heads
+        return heads if whole else heads // self._ranks
+
+    def _kv_heads(self, att: GQASpec, *, whole: bool) -> int:
+        return att.num_kv_heads if whole else max(1, att.num_kv_heads // self._ranks)
+
+
+def causal_pairs(start: float, count: float) -> float:
+    """(row, token) pairs of rows [start, start + count), each seeing itself and all before it."""
+    return count * start + count * (count + 1) / 2
+
+
+def selected_pairs(start: float, count: float, keeps: float) -> float:
+    """As `causal_pairs`, where a row attends to `keeps` tokens at most."""
+    growing = min(count, max(0.0, keeps - start))
+    return causal_pairs(start, growing) + (count - growing) * min(keeps, start + count)

@@ -1,0 +1,297 @@
+"""Seconds of a step, by part, for a model on a number of devices (DESIGN §2, REFERENCE §2).
+
+Counts come from the model's spec, seconds per operation from the hardware profile. All ranks meet in every layer, so
+a step takes as long as its slowest rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from splash.hw import ops
+from splash.hw.attention import AttentionCost, PromptReads
+from splash.hw.precision import Precision
+from splash.hw.profile import HardwareProfile
+from splash.hw.rows import HeadTables, Seconds, num_attention_layers, num_indexers, row_tables
+from splash.layout.layouts import CP, DCP, DOP, DP, Placement
+from splash.layout.rows import Method
+from splash.layout.work import DecodeRows, PromptRows, Work, may_scatter
+from splash.spec.model import MLASpec, ModelSpec
+
+PARTS = ("q", "uk", "uv", "o")
+"""Of the attention weights that change place."""
+LSE_BYTES = 4
+CANDIDATE_BYTES = 8
+"""Score and position of a token that a stripe proposes for the selection over all stripes."""
+KDA_CHUNK = 64
+"""Tokens that the chunked form of a KDA prompt takes at a time."""
+
+Figure = Any
+"""Seconds: a float, or an array with one value a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Predicted seconds of a step by part; each a float, or an array over steps."""
+
+    projections: Figure
+    attention: Figure
+    exchange: Figure
+    experts: Figure
+    collectives: Figure
+    overhead: Figure
+
+    @property
+    def total(self) -> Figure:
+        return sum(getattr(self, part.name) for part in fields(self))
+
+
+class CostModel:
+    """Prices steps. Immutable once made; a step has at most `max_rows` rows."""
+
+    def __init__(
+        self,
+        *,
+        spec: ModelSpec,
+        profile: HardwareProfile,
+        ranks: int,
+        precision: Precision,
+        max_rows: int,
+        scattered: bool = True,
+        unabsorbed: bool = True,
+    ) -> None:
+        """`scattered`: the port divides rows over the ranks between layers where `may_scatter` allows it.
+        `unabsorbed`: prompts may attend with keys and values projected up from the latents."""
+        self.spec = spec
+        self.profile = profile
+        self.ranks = ranks
+        self.precision = precision
+        self._tables = row_tables(spec, profile, ranks, precision, max_rows)
+        self._attention = AttentionCost(spec, profile, ranks, precision, unabsorbed=unabsorbed)
+        self._wire = _Wire.of(spec, precision)
+        self._scattered = scattered and spec.kda is None
+        self._layers = num_attention_layers(spec)
+        self._indexers = num_indexers(spec)
+
+    def step(self, work: Work) -> StepCost:
+        """Seconds of `work`; where its contexts are arrays over steps, so are the results."""
+        tables, num_rows = self._tables, work.num_rows
+        scattered = self._scattered and may_scatter(work, self.ranks)
+        rows, traffic = _Rows(self.ranks), _Traffic()
+        attended = self._decodes(work.decodes, rows, traffic) + self._prompts(work.prompts, rows, traffic)
+        projected = rows.whole_s(tables.whole)
+        slowest = np.max(projected + attended, axis=-1)
+        own_rows = max(rows.own_rows(), -(-num_rows // self.ranks)) if scattered else num_rows
+        closing = tables.scattered_closing if scattered else tables.closing
+        return StepCost(
+            projections=tables.replicated[own_rows] + rows.shard_s(tables.shard) + np.max(projected),
+            attention=slowest - np.max(projected) + self._recurrent_s(work),
+            exchange=self._exchange_s(traffic),
+            experts=tables.ffn[num_rows],
+            collectives=closing[num_rows],
+            overhead=self._overhead_s(work),
+        )
+
+    # ---- parts
+
+    def _decodes(self, decodes: Iterable[DecodeRows], rows: _Rows, traffic: _Traffic) -> Figure:
+        """Attention seconds of the decode rows, [..., ranks]."""
+        reads = {placement: _Reads(self.ranks) for placement in Placement}
+        for group in decodes:
+            rows.add(group.at.layout.name, group.at.home, group.rows, Method.EXCHANGE, absorbed=True)
+            traffic.add(self._wire, group.at.layout.name, group.at.home, group.rows, self.ranks)
+            reads[group.at.layout.placement].add(group)
+        seconds: Figure = np.zeros(self.ranks)
+        for placement, read in reads.items():
+            if any(read.rows):
+                whole = placement is not Placement.BY_HEAD
+                seconds = seconds + self._attention.decode_s(*read.by_rank(placement), whole=whole)
+        return seconds
+
+    def _prompts(self, prompts: Iterable[PromptRows], rows: _Rows, traffic: _Traffic) -> Figure:
+        """As `_decodes`, of the chunks; those of one kind are attended together."""
+        reads: dict[tuple[bool, bool], PromptReads] = {}
+        keeps = self._attention.keeps
+        for chunk in prompts:
+            layout, home = chunk.at.layout, chunk.at.home
+            exchanged = chunk.method is Method.EXCHANGE
+            absorbed = exchanged or chunk.start + chunk.count > keeps
+            rows.add(layout.name, home, chunk.count, chunk.method, absorbed=absorbed)
+            if exchanged:
+                traffic.add(self._wire, layout.name, home, chunk.count, self.ranks)
+            elif chunk.method is Method.GATHER:
+                traffic.gathered += chunk.start * self._wire.history
+            at_owner = layout is DP or (layout is DOP and exchanged)
+            divided = layout is CP or (layout is DCP and exchanged)
+            read = reads.setdefault((at_owner or divided, absorbed), PromptReads(self.ranks))
+            share = 1 / self.ranks if divided else 1.0
+            read.add(chunk.start, chunk.count, keeps, share=share, on=home if at_owner else slice(None))
+        return sum(
+            (
+                self._attention.prompt_s(read, whole=whole, absorbed=absorbed)
+                for (whole, absorbed), read in reads.items()
+            ),
+            start=np.zeros(self.ranks),
+        )
+
+    def _recurrent_s(self, work: Work) -> Figure:
+        """KDA: every rank updates the states of its own heads, of all rows."""
+        kda = self.spec.kda
+        if kda is None:
+            return 0.0
+        heads = kda.num_heads // self.ranks
+        state_bytes = 4.0 * heads * kda.head_dim**2
+        layers = self.spec.num_layers - self._layers
+        decodes = sum(group.rows for group in work.decodes)
+        tokens = sum(chunk.count for chunk in work.prompts)
+        seconds = ops.recurrent_s(self.profile, decodes, heads, kda.head_dim, state_bytes)
+        if tokens:
+            seconds += ops.recurrent_s(
+                self.profile, -(-tokens // KDA_CHUNK), heads, kda.head_dim, state_bytes
+            )
+            width = heads * kda.head_dim
+            seconds += ops.gemm_s(self.profile, tokens, width, 3 * (KDA_CHUNK + kda.head_dim), "bfloat16")
+        return layers * seconds
+
+    def _exchange_s(self, traffic: _Traffic) -> Figure:
+        p, ranks = self.profile, self.ranks
+        to_owners = ops.collective_s(p, "all_to_all", ranks, max(traffic.into.values(), default=0.0))
+        gathers = ops.collective_s(p, "all_gather", ranks, traffic.queries)
+        back = ops.collective_s(p, "all_to_all", ranks, traffic.back)
+        history = ops.collective_s(p, "all_gather", ranks, (1 - 1 / ranks) * traffic.gathered)
+        candidates = ops.collective_s(p, "all_gather", ranks, traffic.candidates)
+        return self._layers * (to_owners + gathers + back + history) + self._indexers * candidates
+
+    def _overhead_s(self, work: Work) -> float:
+        host = self.profile.host
+        seconds = host.step_overhead.value + float(self._tables.head[work.sampled])
+        if host.request_overhead is not None:
+            seconds += host.request_overhead.value * work.sampled
+        if host.layer_overhead is not None:
+            seconds += host.layer_overhead.value * self.spec.num_layers
+        return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Wire:
+    """Bytes that one row, or one cached token, sends in one layer."""
+
+    query: float
+    """Absorbed queries of all heads (GQA: also the new keys and values)."""
+    output: float
+    heads: int
+    history: float
+    candidates: float
+    """What a row's stripes propose to each other, all stripes but one."""
+
+    @classmethod
+    def of(cls, spec: ModelSpec, precision: Precision) -> _Wire:
+        att, size = spec.attention, precision.activation_bytes
+        history = precision.kv_bytes + (precision.index_bytes if spec.indexer is not None else 0.0)
+        candidates = 0.0 if spec.indexer is None else spec.indexer.top_k * CANDIDATE_BYTES
+        if isinstance(att, MLASpec):
+            query, output = att.num_heads * att.latent_dim, att.num_heads * att.kv_lora_rank
+        else:
+            output = att.num_heads * att.head_dim
+            query = output + 2 * att.num_kv_heads * att.head_dim
+        return cls(query * size, output * size, att.num_heads, history, candidates)
+
+
+class _Traffic:
+    """Bytes that a rank receives in one layer."""
+
+    def __init__(self) -> None:
+        self.into: dict[int, float] = {}
+        """Queries, by owner."""
+        self.queries = 0.0
+        self.back = 0.0
+        self.gathered = 0.0
+        """History of prompts, whole."""
+        self.candidates = 0.0
+
+    def add(self, wire: _Wire, layout: str, home: int, rows: int, ranks: int) -> None:
+        """Rows whose queries meet the history where it lies."""
+        f = 1 - 1 / ranks
+        if layout == "dop":
+            self.into[home] = self.into.get(home, 0.0) + f * rows * wire.query
+            self.back += f * rows * wire.output / ranks
+        elif layout in ("dcp", "cp"):
+            self.queries += f * rows * wire.query if layout == "dcp" else 0.0
+            self.back += f * rows * (wire.output + LSE_BYTES * wire.heads)
+            self.candidates += (ranks - 1) * rows * wire.candidates
+
+
+class _Rows:
+    """Rows by the weights that compute them: the rank's head shard (all ranks alike), or whole weights by rank."""
+
+    def __init__(self, ranks: int) -> None:
+        self.shard = dict.fromkeys(PARTS, 0)
+        self.whole = {part: [0] * ranks for part in PARTS}
+        self._ranks = ranks
+
+    def add(self, layout: str, home: int, count: int, method: Method, *, absorbed: bool) -> None:
+        parts = PARTS if absorbed else ("q", "o")
+        if layout == "dp":
+            for part in parts:
+                self.whole[part][home] += count
+        elif layout == "cp" and method is Method.GATHER:
+            own = -(-count // self._ranks)
+            for part in parts:
+                self.whole[part] = [n + own for n in self.whole[part]]
+        elif layout == "cp":
+            for part in ("q", "uk"):
+                self.whole[part] = [n + count for n in self.whole[part]]
+            for part in ("uv", "o"):
+                self.shard[part] += count
+        else:
+            for part in parts:
+                self.shard[part] += count
+
+    def own_rows(self) -> int:
+        """Rows of the busiest rank, where rows are scattered."""
+        return max(self.whole["o"])
+
+    def shard_s(self, tables: HeadTables) -> float:
+        return sum(float(getattr(tables, part)[n]) for part, n in self.shard.items())
+
+    def whole_s(self, tables: HeadTables) -> Seconds:
+        """By rank."""
+        return np.sum([getattr(tables, part)[n] for part, n in self.whole.items()], axis=0)
+
+
+class _Reads:
+    """History that the decode rows of one placement read, by home."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self.rows = [0] * ranks
+        self._context: list[Figure] = [0.0] * ranks
+        self._selected: list[Figure] = [0.0] * ranks
+
+    def add(self, group: DecodeRows) -> None:
+        home = group.at.home
+        self.rows[home] += group.rows
+        self._context[home] = self._context[home] + group.context
+        self._selected[home] = self._selected[home] + group.selected
+
+    def by_rank(self, placement: Placement) -> tuple[Figure, Figure, Figure]:
+        """Rows, context and selected tokens that each rank attends over: [..., ranks]."""
+        if placement is Placement.OWNER:
+            return np.array(self.rows), _stacked(self._context), _stacked(self._selected)
+        share = self._ranks if placement is Placement.STRIPED else 1
+        everywhere = np.ones(self._ranks)
+        context = np.multiply.outer(sum(self._context) / share, everywhere)
+        return (
+            sum(self.rows) * everywhere,
+            context,
+            np.multiply.outer(sum(self._selected) / share, everywhere),
+        )
+
+
+def _stacked(values: list[Figure]) -> Figure:
+    """[..., ranks] of one value, or one array over steps, by rank."""
+    return np.stack(np.broadcast_arrays(*values), axis=-1)

@@ -1,0 +1,189 @@
+"""Seconds that depend on the number of rows alone, of all layers together, as tables from 0 to `max_rows`.
+
+Projections, experts and the collectives that close a layer: a step looks them up instead of computing them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splash.hw import ops
+from splash.hw.precision import Precision
+from splash.hw.profile import HardwareProfile
+from splash.spec.model import DenseSpec, GQASpec, KDASpec, MLASpec, ModelSpec, MoESpec
+
+Seconds = NDArray[np.float64]
+
+ROW_PASSES = 6
+"""Times that the elementwise parts of a layer (norms, residuals, activations) read or write its rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTables:
+    """The attention weights that change place, for one number of heads: by rows, all layers."""
+
+    q: Seconds
+    uk: Seconds
+    uv: Seconds
+    o: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class RowTables:
+    """By rows of a step. Made by `row_tables`."""
+
+    shard: HeadTables
+    """One rank's head shard."""
+    whole: HeadTables
+    """All heads."""
+    replicated: Seconds
+    """What every rank computes of every row: latent projections, the indexer's, KDA, norms."""
+    ffn: Seconds
+    """Router, routed and shared experts, dense MLPs: on one rank, for the rows of the whole step."""
+    closing: Seconds
+    """Two all-reduces a layer."""
+    scattered_closing: Seconds
+    """Rows scattered: an all-gather and a reduce-scatter around each FFN."""
+    head: Seconds
+    """The vocabulary shard, by sampled rows."""
+
+
+def row_tables(
+    spec: ModelSpec, profile: HardwareProfile, ranks: int, precision: Precision, max_rows: int
+) -> RowTables:
+    """The tables of one rank among `ranks`."""
+    rows = np.arange(max_rows + 1, dtype=np.float64)
+    heads = spec.attention.num_heads
+    gather = spec.num_layers * _collective(profile, "all_gather", ranks, spec, rows)
+    scatter = spec.num_layers * _collective(profile, "reduce_scatter", ranks, spec, rows)
+    vocabulary = -(-spec.vocab_size // ranks)
+    return RowTables(
+        shard=_head_tables(spec, profile, precision, rows, heads // ranks, ranks),
+        whole=_head_tables(spec, profile, precision, rows, heads, 1),
+        replicated=_replicated(spec, profile, ranks, precision, rows),
+        ffn=_ffns(spec, profile, ranks, precision, rows),
+        closing=2 * spec.num_layers * _collective(profile, "all_reduce", ranks, spec, rows),
+        scattered_closing=gather + scatter,
+        head=ops.gemm_s(profile, rows, vocabulary, spec.hidden_size, precision.dense),
+    )
+
+
+def num_attention_layers(spec: ModelSpec) -> int:
+    return sum(not spec.is_kda(layer) for layer in range(spec.num_layers))
+
+
+def num_indexers(spec: ModelSpec) -> int:
+    return sum(spec.indexed)
+
+
+def _head_tables(
+    spec: ModelSpec,
+    profile: HardwareProfile,
+    precision: Precision,
+    rows: Seconds,
+    heads: int,
+    kv_shares: int,
+) -> HeadTables:
+    att, hidden, layers = spec.attention, spec.hidden_size, num_attention_layers(spec)
+
+    def gemm(n: int, k: int) -> Seconds:
+        return layers * ops.gemm_s(profile, rows, n, k, precision.attention)
+
+    if isinstance(att, MLASpec):
+        q_in = hidden if att.q_lora_rank is None else att.q_lora_rank
+        return HeadTables(
+            q=gemm(heads * (att.nope_dim + att.rope_dim), q_in),
+            uk=gemm(heads * att.kv_lora_rank, att.nope_dim),
+            uv=gemm(heads * att.v_dim, att.kv_lora_rank),
+            o=gemm(hidden, heads * att.v_dim),
+        )
+    kv_heads = max(1, att.num_kv_heads // kv_shares)
+    none = np.zeros_like(rows)
+    return HeadTables(
+        gemm((heads + 2 * kv_heads) * att.head_dim, hidden), none, none, gemm(hidden, heads * att.head_dim)
+    )
+
+
+def _replicated(
+    spec: ModelSpec, profile: HardwareProfile, ranks: int, precision: Precision, rows: Seconds
+) -> Seconds:
+    att, index, hidden = spec.attention, spec.indexer, spec.hidden_size
+
+    def gemm(n: int, k: int, dtype: str) -> Seconds:
+        return ops.gemm_s(profile, rows, n, k, dtype)
+
+    streams = 1 if spec.hyper is None else spec.hyper.streams
+    row_bytes = streams * hidden * precision.activation_bytes
+    seconds = spec.num_layers * ops.elementwise_s(profile, ROW_PASSES * row_bytes * rows)
+    if isinstance(att, MLASpec):
+        seconds += num_attention_layers(spec) * gemm(
+            (att.q_lora_rank or 0) + att.latent_dim, hidden, precision.attention
+        )
+    if index is not None and isinstance(att, MLASpec):
+        query = gemm(index.num_heads * index.head_dim, att.q_lora_rank or hidden, precision.attention)
+        key = gemm(index.head_dim + index.num_heads, hidden, precision.attention)
+        seconds += num_indexers(spec) * (query + key)
+    if spec.kda is not None:
+        layers = spec.num_layers - num_attention_layers(spec)
+        seconds += layers * _kda(spec.kda, hidden, profile, ranks, precision, rows)
+    return seconds
+
+
+def _kda(
+    kda: KDASpec, hidden: int, profile: HardwareProfile, ranks: int, precision: Precision, rows: Seconds
+) -> Seconds:
+    """Projections of one KDA layer: q, k, v, gates and output of the rank's heads."""
+    width = kda.num_heads * kda.head_dim // ranks
+    shapes = ((3 * width, hidden), (2 * kda.head_dim, hidden), (2 * width, kda.head_dim), (hidden, width))
+    return np.sum([ops.gemm_s(profile, rows, n, k, precision.kda) for n, k in shapes], axis=0)
+
+
+def _ffns(
+    spec: ModelSpec, profile: HardwareProfile, ranks: int, precision: Precision, rows: Seconds
+) -> Seconds:
+    seconds = np.zeros_like(rows)
+    for ffn, count in Counter(spec.ffns).items():
+        one = (
+            _moe(ffn, spec.hidden_size, profile, ranks, precision, rows)
+            if isinstance(ffn, MoESpec)
+            else _mlp(ffn, spec.hidden_size, profile, ranks, precision, rows)
+        )
+        seconds += count * one
+    return seconds
+
+
+def _mlp(
+    ffn: DenseSpec, hidden: int, profile: HardwareProfile, ranks: int, precision: Precision, rows: Seconds
+) -> Seconds:
+    width = -(-ffn.ffn // ranks)
+    up = ops.gemm_s(profile, rows, 2 * width, hidden, precision.experts)
+    return up + ops.gemm_s(profile, rows, hidden, width, precision.experts)
+
+
+def _moe(
+    moe: MoESpec, hidden: int, profile: HardwareProfile, ranks: int, precision: Precision, rows: Seconds
+) -> Seconds:
+    """Experts lie whole on ranks (EP) and are chosen evenly; each rank reads those that a row of the step chose."""
+    hit = moe.num_experts / ranks * (1 - (1 - moe.top_k / moe.num_experts) ** rows)
+    pairs = rows * moe.top_k / ranks
+    seconds = ops.gemm_s(profile, rows, moe.num_experts, hidden, precision.dense)
+    seconds += ops.grouped_gemm_s(profile, pairs, hit, hidden, moe.expert_ffn, 1, precision.experts)
+    if moe.num_shared:
+        shared = DenseSpec(moe.num_shared * moe.expert_ffn)
+        seconds += _mlp(shared, hidden, profile, ranks, precision, rows)
+    return seconds
+
+
+def _collective(profile: HardwareProfile, op: str, ranks: int, spec: ModelSpec, rows: Seconds) -> Seconds:
+    """One exchange of the rows' hidden states."""
+    share = (1 - 1 / ranks) * (2 if op == "all_reduce" else 1)
+    return ops.collective_s(profile, op, ranks, share * rows * spec.hidden_size * 2)
+
+
+def kv_heads_by_head(att: GQASpec, ranks: int) -> int:
+    """KV heads that one rank has under by_head."""
+    return max(1, att.num_kv_heads // ranks)
