@@ -40,6 +40,8 @@ class SchedulerConfig:
     """Move requests between owners when their shares drift apart."""
     transition_slack_steps: int = 64
     """A transition past twice its predicted steps and this many is cancelled."""
+    sample_period_s: float = 0.1
+    """Events that tell the use of the pools are at least this far apart."""
     check_invariants: bool = False
     """Verify page conservation after every step (debug)."""
 

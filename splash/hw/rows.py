@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from splash.hw import ops
 from splash.hw.precision import Precision
 from splash.hw.profile import HardwareProfile
-from splash.spec.model import DenseSpec, GQASpec, KDASpec, MLASpec, ModelSpec, MoESpec
+from splash.spec.model import DenseSpec, KDASpec, MLASpec, ModelSpec, MoESpec
 
-Seconds = NDArray[np.float64]
+Seconds = Any
+"""An array with one value for each number of rows."""
 
 ROW_PASSES = 6
 """Times that the elementwise parts of a layer (norms, residuals, activations) read or write its rows."""
@@ -182,8 +183,3 @@ def _collective(profile: HardwareProfile, op: str, ranks: int, spec: ModelSpec, 
     """One exchange of the rows' hidden states."""
     share = (1 - 1 / ranks) * (2 if op == "all_reduce" else 1)
     return ops.collective_s(profile, op, ranks, share * rows * spec.hidden_size * 2)
-
-
-def kv_heads_by_head(att: GQASpec, ranks: int) -> int:
-    """KV heads that one rank has under by_head."""
-    return max(1, att.num_kv_heads // ranks)

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping
 from splash.core.events import PoolSampled
 from splash.kv.blocks import KVStore
 from splash.kv.pool import PageState
-from splash.layout.holders import local_blocks
 from splash.layout.layouts import Assignment, Placement
 from splash.sched.policy import Load
 from splash.sched.record import Record
@@ -18,17 +17,12 @@ def load_of(
     step: int, running: Collection[Record], waiting: Collection[Record], target: str, *, memory_bound: bool
 ) -> Load:
     """The work at hand, for a policy."""
-    lengths = [len(r.tokens) for r in running]
-    prompts = [r.remaining for r in running if not r.decoding]
     return Load(
         step=step,
-        running=len(lengths),
-        waiting=len(waiting),
-        mean_context=sum(lengths) // len(lengths) if lengths else 0,
-        max_context=max(lengths, default=0),
-        prompt_left=sum(prompts),
-        longest_prompt_left=max(prompts, default=0),
-        waiting_prompt=max((len(r.tokens) for r in waiting), default=0),
+        lengths=[len(r.tokens) for r in running if r.decoding],
+        outputs=[r.num_output for r in running if r.decoding],
+        prompts=[(r.computed, r.remaining) for r in running if not r.decoding],
+        waiting=[len(r.tokens) for r in waiting],
         memory_bound=memory_bound,
         target=target,
     )
@@ -36,16 +30,10 @@ def load_of(
 
 def pool_sample(now: float, store: KVStore, running: Collection[Record], waiting: int) -> PoolSampled:
     """Pages by use; live pages under the present layout of their request, the rest of LIVE as retiring."""
-    topo = store.topo
+    held = _live_pages(store, running)
     pages = []
     for pool in store.pools:
-        live: Counter[str] = Counter()
-        for record in running:
-            count = sum(
-                len(local_blocks(record.present, pool.rank, group, len(record.blocks), topo))
-                for group in range(topo.groups)
-            )
-            live[record.present.layout.name] += count
+        live = held[pool.rank]
         counts = pool.counts()
         between = max(0, counts[PageState.LIVE] - sum(live.values()))
         pages.append(
@@ -61,6 +49,20 @@ def pool_sample(now: float, store: KVStore, running: Collection[Record], waiting
     layouts = Counter(r.present.layout.name for r in running)
     staging = sum(1 for r in running if r.staging is not None)
     return PoolSampled(now, pages, dict(layouts), waiting, staging)
+
+
+def _live_pages(store: KVStore, running: Collection[Record]) -> list[Counter[str]]:
+    """By rank and layout: the pages that running requests hold in their present place."""
+    topo = store.topo
+    blocks = Counter((record.present, len(record.blocks)) for record in running)
+    held: list[Counter[str]] = [Counter() for _ in range(topo.ranks)]
+    for (at, num_blocks), requests in blocks.items():
+        rounds, rest = divmod(num_blocks, topo.ranks)
+        for index in range(topo.ranks):
+            times = requests * (rounds + (index < rest))
+            for rank, pages in enumerate(store.fresh(at, index)):
+                held[rank][at.layout.name] += times * pages
+    return held
 
 
 def rows_by(places: Mapping[Assignment, int], ranks: int) -> tuple[dict[str, int], list[int]]:

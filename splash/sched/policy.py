@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -13,18 +14,31 @@ class Load:
     """The work at hand as a policy sees it at a batch boundary. Lengths in tokens."""
 
     step: int
-    running: int
-    waiting: int
-    mean_context: int
-    max_context: int
-    prompt_left: int
-    """Prompt tokens still to be computed, of running requests."""
-    longest_prompt_left: int
-    waiting_prompt: int
-    """The longest waiting prompt."""
+    lengths: Sequence[int]
+    """Of each decoding request, prompt and output."""
+    outputs: Sequence[int]
+    """Of each decoding request, what it has generated."""
+    prompts: Sequence[tuple[int, int]]
+    """(computed, left to compute) of each running prompt."""
+    waiting: Sequence[int]
+    """Length of each waiting request, in the queue's order."""
     memory_bound: bool
     """A request waits for pages, or was preempted lately."""
     target: str
+
+    @property
+    def running(self) -> int:
+        return len(self.lengths) + len(self.prompts)
+
+    @property
+    def mean_context(self) -> int:
+        total = sum(self.lengths) + sum(done + left for done, left in self.prompts)
+        return total // self.running if self.running else 0
+
+    @property
+    def longest_prompt_left(self) -> int:
+        """Prompt tokens still to be computed of one request, running or waiting."""
+        return max(max((left for _, left in self.prompts), default=0), max(self.waiting, default=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +54,10 @@ class Policy(Protocol):
     """Asked every few steps, while ranks compute; answers None to stay. Deterministic in what it is given."""
 
     name: str
+    period_steps: int
+    """Steps between two questions while the load changes."""
+    calm_period_steps: int
+    """Steps between two questions while it does not."""
 
     def decide(self, load: Load) -> Decision | None: ...
 
@@ -67,6 +85,7 @@ class ThresholdPolicy:
     """
 
     name = "auto (thresholds)"
+    period_steps = calm_period_steps = 4
 
     def __init__(self, thresholds: Thresholds | None = None) -> None:
         self._at = thresholds or Thresholds()
@@ -88,14 +107,14 @@ class ThresholdPolicy:
         return Decision(layout.name, reason)
 
     def _preferred(self, load: Load) -> tuple[Layout, str]:
-        prompt = max(load.longest_prompt_left, load.waiting_prompt)
+        prompt, waiting = load.longest_prompt_left, len(load.waiting)
         at = self._at
         if load.memory_bound:
-            return DOP, f"KV memory binds: {load.running} running, {load.waiting} waiting"
+            return DOP, f"KV memory binds: {load.running} running, {waiting} waiting"
         if prompt >= at.long_prompt and load.running < at.many:
             return CP, f"a long prompt: {prompt} tokens left"
-        if load.running + load.waiting >= at.many:
-            return DP, f"many requests: {load.running} running, {load.waiting} waiting"
+        if load.running + waiting >= at.many:
+            return DP, f"many requests: {load.running} running, {waiting} waiting"
         if load.running and load.mean_context >= at.long_context:
             return DCP, f"few long requests: {load.running} running, mean context {load.mean_context}"
         return TP, f"few short requests: {load.running} running"

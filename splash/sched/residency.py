@@ -13,8 +13,8 @@ from splash.sched.copies import CopyGroup, CopyLedger, Draft
 from splash.sched.record import Record
 from splash.sched.step import PageMove, Shadow
 
-MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 64 << 10, 1 << 20
-"""Shards are fetched in runs of a step's budget, within these bounds."""
+MIN_CHUNK_BYTES = 64 << 10
+"""Shards are fetched in runs of a quarter of a step's budget, but not smaller than this."""
 
 
 class Phase(Enum):
@@ -247,7 +247,7 @@ class RankResidency:
             pool.release(page)
         self.spare = []
         self.fetch = CopyGroup()
-        chunk = max(MIN_CHUNK_BYTES, min(budget, MAX_CHUNK_BYTES))
+        chunk = max(MIN_CHUNK_BYTES, budget // 4)
         for j in self.others:
             pool.fill(j)
             total = self.store.geometry.shard_bytes

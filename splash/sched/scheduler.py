@@ -40,12 +40,10 @@ from splash.sched.record import Record
 from splash.sched.step import Admit, Chunk, Clock, PageGrant, StepPlan, StepResult
 from splash.sched.transition import Transitions
 
-SAMPLE_PERIOD_S = 0.1
-"""PoolSampled events are at least this far apart."""
 IDLE_COPY_FACTOR = 4
 """With no rows to disturb, copies may take this many times the budget of a step."""
-POLICY_PERIOD = 4
-"""Steps between two questions to the policy."""
+MEMORY_BOUND_STEPS = 8
+"""Steps for which a lack of memory is remembered."""
 REBALANCE_PERIOD = 32
 """Steps between two looks at the owners' shares."""
 
@@ -120,6 +118,10 @@ class Scheduler:
         self._page_copy_floor = memory.pages.token_bytes * memory.pages.block_size
         self._next_sample_s = 0.0
         self._memory_bound_step = -(10**9)
+        self._blocked = False
+        """The first in the queue does not fit, and nothing will come free by itself."""
+        self._asked = self._stirred = 0
+        """Steps of the last question to the policy, and of the last change of the load."""
 
     # ---- requests
 
@@ -160,6 +162,7 @@ class Scheduler:
         )
         self._records[request.id] = record
         self.waiting.add(record)
+        self._stirred = self._index + 1
         self._emit(RequestArrived(self._clock.now(), request.id, record.num_prompt, params.max_tokens))
 
     def abort(self, request_id: int) -> Output | None:
@@ -270,6 +273,77 @@ class Scheduler:
         blocks = [block for record in self._records.values() for block in record.blocks]
         self.store.check(blocks, self.transitions.extra_pages())
 
+    # ---- many steps at once
+
+    def steady_steps(self) -> int:
+        """How many of the next steps are sure to compute the same rows as the last one, one token further each: nobody
+        arrives in them, ends, is admitted or moves, and the policy is not asked. 0 if that is not sure."""
+        held = not len(self.waiting) or self._blocked or len(self.running) >= self._config.max_running
+        if (
+            self._gone
+            or self._decodes_stale
+            or not self._decodes
+            or len(self._decodes) != len(self.running)
+            or self.switching
+            or not self.transitions.at_rest
+            or self.store.num_retiring
+            or not held
+        ):
+            return 0
+        ends = min(r.limit - len(r.tokens) for r in self._decodes) - 1
+        next_step = self._index + 1
+        quiet = ends
+        if self._config.rebalance:
+            quiet = min(quiet, -next_step % REBALANCE_PERIOD)
+        if self._policy is not None:
+            quiet = min(quiet, self._next_question() - next_step)
+        return max(0, quiet)
+
+    def jump(self, times: Sequence[tuple[float, float]]) -> int:
+        """The effect of one step for each (start, end) in seconds, of at most `steady_steps()`; returns how many were
+        made, fewer where memory runs out. Every row gets token 0, as executors give that compute none."""
+        room = self._grow_ahead(len(times))
+        if not room:
+            return 0
+        self._note_jump(times[:room])
+        zeros = [0] * room
+        for record in self._decodes:
+            record.computed += room
+            record.tokens.extend(zeros)
+            record.last_token_s = times[room - 1][1]
+        if len(self.waiting) and len(self.running) < self._config.max_running:
+            self._memory_bound_step = self._index
+        return room
+
+    def _grow_ahead(self, num_steps: int) -> int:
+        """The blocks that the decodes take in `num_steps` steps, in the order in which single steps would take them.
+        Returns the steps for which there was room."""
+        size = self.store.block_size
+        draft = PlanDraft(self._index + 1)
+        due = [
+            (step, place)
+            for place, record in enumerate(self._decodes)
+            for step in range(record.room - record.computed, num_steps, size)
+        ]
+        for step, place in sorted(due):
+            record = self._decodes[place]
+            if self._allocate(record, record.room + 1, draft):
+                return step
+        return num_steps
+
+    def _note_jump(self, times: Sequence[tuple[float, float]]) -> None:
+        by_layout, by_rank = rows_by(self._decode_places, self.store.topo.ranks)
+        rows = len(self._decodes)
+        for started_s, ended_s in times:
+            self._index += 1
+            boundary = self._note_times(started_s, ended_s)
+            self._emit(
+                StepDone(
+                    ended_s, self._index, ended_s - started_s, boundary, rows, 0, by_layout, by_rank, 0, rows
+                )
+            )
+        self._collected = self._index
+
     # ---- parts of a boundary
 
     def _apply_target(self, step: int) -> None:
@@ -347,10 +421,12 @@ class Scheduler:
         record.next = None
         self._gone.append(record.id)
         self._decodes_stale = True
+        self._stirred = self._index + 1
 
     def _admit(self, draft: PlanDraft) -> None:
         """First come first served, while a request's whole prompt fits beside those being computed."""
         promised: list[int] | None = None
+        self._blocked = False
         while (record := self.waiting.peek()) is not None and len(self.running) < self._config.max_running:
             target = self.transitions.target
             home = home_for_new(self.running.values(), target, self.store)
@@ -365,6 +441,7 @@ class Scheduler:
                 self._memory_bound_step = draft.index
                 if self.transitions.drop_warm_replicas(self._index):
                     continue
+                self._blocked = not self.store.num_retiring
                 return
             self.waiting.pop()
             self._start(record, goal, draft)
@@ -463,13 +540,20 @@ class Scheduler:
         return max(self._page_copy_floor, int(config.copy_share * self._step_s * config.copy_bytes_per_s))
 
     def _ask_policy(self, plan: StepPlan) -> None:
-        if self._policy is None or plan.index % POLICY_PERIOD or self.transitions.switch is not None:
+        if self._policy is None or plan.index < self._next_question() or self.transitions.switch is not None:
             return
-        bound = plan.index - self._memory_bound_step <= 2 * POLICY_PERIOD
+        self._asked = plan.index
+        bound = plan.index - self._memory_bound_step <= MEMORY_BOUND_STEPS
         load = load_of(plan.index, self.running.values(), list(self.waiting), self.target, memory_bound=bound)
         decision = self._policy.decide(load)
         if decision is not None and self._free_pages() > self._refused.get(decision.target, -1):
             self._wanted = decision.target, decision.reason, decision.predicted
+
+    def _next_question(self) -> int:
+        """The step in which the policy is asked next: soon if the load has changed since the last time."""
+        assert self._policy is not None
+        stirred = self._stirred >= self._asked
+        return self._asked + (self._policy.period_steps if stirred else self._policy.calm_period_steps)
 
     def _free_pages(self) -> int:
         return sum(pool.available for pool in self.store.pools)
@@ -477,7 +561,7 @@ class Scheduler:
     def _sample_pool(self) -> None:
         now = self._clock.now()
         if now >= self._next_sample_s:
-            self._next_sample_s = now + SAMPLE_PERIOD_S
+            self._next_sample_s = now + self._config.sample_period_s
             self._emit(pool_sample(now, self.store, self.running.values(), len(self.waiting)))
 
     def _holds(self, layout: Layout) -> int:
@@ -530,9 +614,7 @@ class Scheduler:
         if not plan.num_rows:
             self._last_end_s = None
             return
-        boundary = 0.0 if self._last_end_s is None else result.started_s - self._last_end_s
-        self._last_end_s = result.ended_s
-        self._step_s = 0.8 * self._step_s + 0.2 * result.forward_s if self._step_s else result.forward_s
+        boundary = self._note_times(result.started_s, result.ended_s)
         switch = self.transitions.switch
         if switch is not None:
             switch.max_boundary_s = max(switch.max_boundary_s, boundary)
@@ -551,6 +633,14 @@ class Scheduler:
                 num_tokens,
             )
         )
+
+    def _note_times(self, started_s: float, ended_s: float) -> float:
+        """Keeps the running mean of a step's time; returns the boundary before it."""
+        boundary = 0.0 if self._last_end_s is None else started_s - self._last_end_s
+        self._last_end_s = ended_s
+        forward_s = ended_s - started_s
+        self._step_s = 0.8 * self._step_s + 0.2 * forward_s if self._step_s else forward_s
+        return boundary
 
     def _emit(self, event: Event) -> None:
         self._events.append(event)

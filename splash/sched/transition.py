@@ -197,6 +197,11 @@ class Transitions:
         """Something moves or waits to move."""
         return self.switch is not None or bool(self._moving) or not self.ledger.idle or not self._settled
 
+    @property
+    def at_rest(self) -> bool:
+        """Nothing moves, and nothing will by itself: no projection to look at, nothing given up to be tried again."""
+        return not self.open and not self._recheck and not self._flipped and self.complete
+
     def forget(self, record: Record, step: int) -> None:
         """The request leaves (finished, aborted, preempted): all its pages retire after `step`."""
         if record.staging is not None:

@@ -59,11 +59,12 @@ def test_a_target_that_cannot_fit_is_refused_with_numbers() -> None:
 def test_a_policy_does_not_ask_again_for_what_was_refused() -> None:
     class Stubborn:
         name = "stubborn"
+        period_steps = calm_period_steps = 4
         asked = 0
 
         def decide(self, load: Load) -> Decision | None:
             self.asked += 1
-            return Decision("tp", "always") if load.running >= 4 and load.prompt_left == 0 else None
+            return Decision("tp", "always") if load.running >= 4 and not load.prompts else None
 
     policy = Stubborn()
     h = Harness(target="dop", kv_pages=14, policy=policy)

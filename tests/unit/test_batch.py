@@ -63,18 +63,15 @@ def test_methods_by_cost() -> None:
     assert chunk_method(at["dop"], history, 512, row, 4) is Method.EXCHANGE
 
 
-def load(step: int, **changes: object) -> Load:
+def load(step: int, *, running: int = 2, length: int = 50, target: str = "tp", **changes: object) -> Load:
     values = {
         "step": step,
-        "running": 2,
-        "waiting": 0,
-        "mean_context": 50,
-        "max_context": 80,
-        "prompt_left": 0,
-        "longest_prompt_left": 0,
-        "waiting_prompt": 0,
+        "lengths": [length] * running,
+        "outputs": [10] * running,
+        "prompts": [],
+        "waiting": [],
         "memory_bound": False,
-        "target": "tp",
+        "target": target,
         **changes,
     }
     return Load(**values)  # type: ignore[arg-type]
@@ -85,8 +82,9 @@ def load(step: int, **changes: object) -> Load:
     [
         ({"running": 20}, "dp"),
         ({"running": 20, "memory_bound": True}, "dop"),
-        ({"mean_context": 900}, "dcp"),
-        ({"waiting_prompt": 4000}, "cp"),
+        ({"length": 900}, "dcp"),
+        ({"waiting": [4000]}, "cp"),
+        ({"prompts": [(100, 600)]}, "cp"),
         ({"target": "dp"}, "tp"),
     ],
 )
