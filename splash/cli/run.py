@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import splash
+from splash.cli.loading import LoadingBar
 from splash.cli.options import Options, with_options
 from splash.cli.output import JsonTarget
 from splash.core.errors import RequestError, SplashError
@@ -195,9 +196,12 @@ def run(options: Options) -> int:
     with ExitStack() as files:
         target = files.enter_context(JsonTarget(options.json_file)) if options.json_file else None
         trace = _open_trace(options.trace, options, files)
+        with LoadingBar(deployment.checkpoint.spec.num_layers, plain=options.no_tui) as bar:
+            executor = deployment.launch(loaded=bar)
+        files.callback(executor.close)
         with open_view(console, plain=options.no_tui) as view:
             sinks = (report.event, view.sink)
-            outcome = _serve(deployment, jobs, options.switch, sinks=sinks, trace=trace)
+            outcome = _serve(deployment, jobs, options.switch, sinks=sinks, trace=trace, executor=executor)
         for done in outcome.completions:
             report.output(done.request, done.token_ids, done.text, done.finish_reason, done.error)
         data = report.to_json()

@@ -115,8 +115,11 @@ class Deployment:
             seed=self.config.seed,
         )
 
-    def launch(self, *, gaps: bool = False) -> Executor:
-        """Starts the ranks and waits until they have loaded the model. `gaps`: results carry logit gaps."""
+    def launch(self, *, gaps: bool = False, loaded: Callable[[int], None] = lambda layers: None) -> Executor:
+        """Starts the ranks and waits until they have loaded the model. `gaps`: results carry logit gaps.
+
+        `loaded` is told how many layers all ranks have loaded, each time there is one more.
+        """
         from splash.exec.executor import start
 
         return start(
@@ -126,6 +129,7 @@ class Deployment:
             memory=self.memory,
             config=self.config,
             gaps=gaps,
+            loaded=loaded,
         )
 
     def run_started(self, t: float) -> RunStarted:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from splash.core.config import EngineConfig
 from splash.core.env import debug
-from splash.exec.worker import Ready, WorkerArgs
+from splash.exec.worker import LayerLoaded, Ready, WorkerArgs
 from splash.hal.protocol import Backend, RankJob
 from splash.kv.slots import MemoryPlan
 from splash.sched.step import StepPlan, StepResult
 from splash.spec.model import ModelSpec
 
 START_TIMEOUT_S = 600.0
-"""Loading a checkpoint from a slow disk is the longest that ranks are waited for."""
+"""Loading a layer from a slow disk is the longest that ranks are waited for."""
 
 ENTRY = "splash.exec.worker:main"
 
@@ -63,8 +63,12 @@ def start(
     memory: MemoryPlan,
     config: EngineConfig,
     gaps: bool = False,
+    loaded: Callable[[int], None] = lambda layers: None,
 ) -> RankExecutor:
-    """Launch the ranks and wait until all have loaded and are warm. What a rank raises is raised here."""
+    """Launch the ranks and wait until all have loaded and are warm. What a rank raises is raised here.
+
+    `loaded` is told how many layers all ranks have, each time there is one more.
+    """
     args = WorkerArgs(
         folder=str(folder),
         spec=spec,
@@ -76,8 +80,17 @@ def start(
     )
     job = backend.launch(config.ranks, ENTRY, args)
     try:
-        ready = job.receive(START_TIMEOUT_S)
+        ready = _when_ready(job, loaded)
     except BaseException:
         job.close()
         raise
     return RankExecutor(job, ready, check=debug())
+
+
+def _when_ready(job: RankJob, loaded: Callable[[int], None]) -> list[Ready]:
+    """What the ranks say once all are ready; they load layer by layer, in step."""
+    num_layers = 0
+    while isinstance((messages := job.receive(START_TIMEOUT_S))[0], LayerLoaded):
+        num_layers += 1
+        loaded(num_layers)
+    return messages

@@ -5,6 +5,7 @@ All ranks are given the same plans, sample the same tokens and enter the same co
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
@@ -50,8 +51,13 @@ class WorkerArgs:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerLoaded:
+    """A rank's message after each layer that it has loaded: as many of them, on every rank, as there are layers."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
-    """A rank's first message: it has loaded and is warm."""
+    """A rank's message once it has loaded and is warm."""
 
     rank: int
     shard_bytes: int
@@ -168,12 +174,24 @@ def _want(s: Sequence) -> Want:
     return Want(s.request, s.params, s.seed, s.num_tokens, s.forced_token)
 
 
-def load(comm: Communicator, backend: Backend, args: WorkerArgs) -> tuple[RankWeights, Pool]:
-    """This rank's weights, and its pool with its own head shard in its slot."""
+def load(
+    comm: Communicator,
+    backend: Backend,
+    args: WorkerArgs,
+    loaded: Callable[[], None] = lambda: None,
+) -> tuple[RankWeights, Pool]:
+    """This rank's weights, and its pool with its own head shard in its slot. `loaded` is called after each layer."""
     pool = backend.pool(comm, args.memory.geometry.pool_bytes)
     dtype = DTYPES[args.dtype]
     with open_checkpoint(args.folder) as checkpoint:
-        weights = load_rank(checkpoint, rank=comm.rank, ranks=comm.size, dtype=dtype, device=backend.device)
+        weights = load_rank(
+            checkpoint,
+            rank=comm.rank,
+            ranks=comm.size,
+            dtype=dtype,
+            device=backend.device,
+            loaded=loaded,
+        )
         slot = slot_tensors(pool.bytes, args.memory, comm.rank, dtype)
         load_shard(checkpoint, ranks=comm.size, shard=comm.rank, out=slot)
     return weights, pool
@@ -208,6 +226,6 @@ def main(context: RankContext, args: WorkerArgs) -> None:
 
 def _loaded_worker(context: RankContext, args: WorkerArgs) -> tuple[Worker, Pool, int]:
     """The weights as they were loaded live only here: the worker keeps those in their final order."""
-    weights, pool = load(context.comm, context.backend, args)
+    weights, pool = load(context.comm, context.backend, args, lambda: context.send(LayerLoaded()))
     worker = Worker(comm=context.comm, backend=context.backend, args=args, weights=weights, pool=pool)
     return worker, pool, tensor_bytes(weights)

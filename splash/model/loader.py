@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
@@ -35,19 +35,32 @@ def load_shard(
 
 
 def load_rank(
-    checkpoint: Checkpoint, *, rank: int, ranks: int, dtype: torch.dtype, device: str = "cpu"
+    checkpoint: Checkpoint,
+    *,
+    rank: int,
+    ranks: int,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    loaded: Callable[[], None] = lambda: None,
 ) -> RankWeights:
-    """Everything that `rank` of `ranks` holds in every layout, in `dtype` (routers in float32)."""
+    """Everything that `rank` of `ranks` holds in every layout, in `dtype` (routers in float32).
+
+    `loaded` is called after each layer, the same number of times on all ranks.
+    """
     reader = _Reader(checkpoint, rank=rank, ranks=ranks, dtype=dtype, device=device)
     spec = checkpoint.spec
     tokens = portion(spec.vocab_size, rank, ranks)
     embed = reader.rows("model.embed_tokens.weight", tokens)
+    layers = []
+    for layer in range(spec.num_layers):
+        layers.append(_layer(reader, spec, layer))
+        loaded()
     return RankWeights(
         embed=embed,
         head=embed if spec.tied_embeddings else reader.rows("lm_head.weight", tokens),
         first_token=tokens.start,
         final_norm=reader.whole("model.norm.weight"),
-        layers=tuple(_layer(reader, spec, layer) for layer in range(spec.num_layers)),
+        layers=tuple(layers),
     )
 
 
