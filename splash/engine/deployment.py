@@ -178,6 +178,7 @@ def open_deployment(folder: str | Path, config: EngineConfig, backend: Backend |
         block_size=backend.caps.block_size,
         kv_pages=_kv_pages(config, backend.caps.block_size),
         pool_bytes=None if config.pool_mib is None else config.pool_mib << 20,
+        num_states=DEFAULT_FULL_REQUESTS if config.kv_pages is None else 0,
     )
     _check_fits(memory, config.ranks, min(device.memory_bytes for device in devices))
     topo = Topology(config.ranks, spec.kv_groups(config.ranks))

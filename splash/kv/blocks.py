@@ -12,6 +12,9 @@ from splash.kv.pool import PagePool, PageState
 from splash.layout.holders import Topology, holders
 from splash.layout.layouts import Assignment
 
+IN_USE = (PageState.RESERVED, PageState.LIVE, PageState.RETIRING, PageState.RECURRENT)
+"""States of pages that belong to requests."""
+
 
 class Block:
     """Up to block_size tokens of one request. `copies` maps (group, rank) to a page."""
@@ -30,8 +33,16 @@ class KVStore:
     """
 
     def __init__(
-        self, geometry: PoolGeometry, topo: Topology, block_size: int, *, prefer_slots: bool = False
+        self,
+        geometry: PoolGeometry,
+        topo: Topology,
+        block_size: int,
+        *,
+        state_pages: int = 0,
+        prefer_slots: bool = False,
     ) -> None:
+        """`state_pages`: pages of recurrent state that every request takes on every rank."""
+        self.state_pages = state_pages
         self.geometry = geometry
         self.topo = topo
         self.block_size = block_size
@@ -98,6 +109,18 @@ class KVStore:
                 added.append((key[0], key[1], page))
         return added
 
+    def take_state(self) -> list[list[int]]:
+        """The pages of one request's recurrent state, per rank; the caller checked the room."""
+        if not self.state_pages:
+            return []
+        return [pool.take(self.state_pages, PageState.RECURRENT) for pool in self.pools]
+
+    def retire_state(self, state: Sequence[Sequence[int]], last_step: int) -> None:
+        """Free a request's recurrent state once step `last_step` is collected."""
+        for rank, pages in enumerate(state):
+            for page in pages:
+                self.retire(rank, page, last_step)
+
     def keep_only(self, block: Block, index: int, at: Assignment, last_step: int) -> None:
         """The block is at rest under `at`: its copies there are LIVE, all others retire."""
         wanted = self.keys(at, index)
@@ -127,16 +150,22 @@ class KVStore:
         return freed
 
     def used(self, rank: int) -> int:
-        """KV pages of the rank that are in use, whatever for."""
+        """Pages of the rank that are in use, whatever for, weights aside."""
         counts = self.pools[rank].counts()
-        return counts[PageState.LIVE] + counts[PageState.RESERVED] + counts[PageState.RETIRING]
+        return sum(counts[state] for state in IN_USE)
 
     @property
     def num_retiring(self) -> int:
         return len(self._retiring)
 
-    def check(self, blocks: Iterable[Block], extra: Iterable[tuple[int, int]] = ()) -> None:
-        """AssertionError unless the pages in use are exactly those of `blocks`, `extra` (rank, page) and retiring."""
+    def check(
+        self,
+        blocks: Iterable[Block],
+        extra: Iterable[tuple[int, int]] = (),
+        states: Iterable[Sequence[Sequence[int]]] = (),
+    ) -> None:
+        """AssertionError unless the pages in use are exactly those of `blocks`, `extra` (rank, page), retiring ones and
+        the recurrent `states` (per request and rank), of `state_pages` pages each."""
         held: list[set[int]] = [set() for _ in self.pools]
         total = 0
         for block in blocks:
@@ -146,10 +175,20 @@ class KVStore:
         for rank, page in [*extra, *((r, p) for _, r, p in self._retiring)]:
             held[rank].add(page)
             total += 1
+        recurrent: list[set[int]] = [set() for _ in self.pools]
+        for state in states:
+            for rank, pages in enumerate(state):
+                assert len(pages) == self.state_pages, f"rank {rank}: a state of {len(pages)} pages"
+                recurrent[rank].update(pages)
+                held[rank].update(pages)
+                total += len(pages)
         assert total == sum(map(len, held)), "a page has two uses"
         for pool in self.pools:
             pool.check()
-            used = pool.pages_in((PageState.RESERVED, PageState.LIVE, PageState.RETIRING))
+            assert pool.pages_in((PageState.RECURRENT,)) == recurrent[pool.rank], (
+                f"rank {pool.rank}: pages of recurrent states"
+            )
+            used = pool.pages_in(IN_USE)
             assert used == held[pool.rank], (
                 f"rank {pool.rank}: pages lost {used - held[pool.rank]}, unaccounted {held[pool.rank] - used}"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import lcm
 
 from splash.core.errors import ConfigError
 
@@ -56,8 +57,13 @@ class PageFormat:
         return sum(s.field.token_bytes for s in self.sections)
 
 
-def page_format(layers: Sequence[Sequence[Field]], block_size: int) -> PageFormat:
-    """The page for `layers` (the fields that each layer caches, or none), sections aligned to ALIGN_BYTES."""
+def page_format(
+    layers: Sequence[Sequence[Field]], block_size: int, *, multiple_of: int = ALIGN_BYTES
+) -> PageFormat:
+    """The page for `layers` (the fields that each layer caches, or none), sections aligned to ALIGN_BYTES.
+
+    Its size is also a multiple of `multiple_of` bytes.
+    """
     sections: list[Section] = []
     offset = 0
     for layer, fields in enumerate(layers):
@@ -68,8 +74,9 @@ def page_format(layers: Sequence[Sequence[Field]], block_size: int) -> PageForma
                 )
             sections.append(Section(layer, field, offset))
             offset += _aligned(field.entry_bytes * block_size // field.pool)
-    return PageFormat(block_size, tuple(sections), _aligned(offset), len(layers))
+    page_bytes = _aligned(offset, lcm(ALIGN_BYTES, multiple_of))
+    return PageFormat(block_size, tuple(sections), page_bytes, len(layers))
 
 
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES
+def _aligned(num_bytes: int, step: int = ALIGN_BYTES) -> int:
+    return -(-num_bytes // step) * step

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from splash.core.errors import CapacityError
 from splash.kv.geometry import PoolGeometry
 from splash.kv.sections import ALIGN_BYTES, Field, PageFormat, page_format
+from splash.kv.state import StateFormat, row_alignment, state_format, state_sections
 from splash.spec.model import ITEMSIZE, ModelSpec
 
 
@@ -45,6 +47,21 @@ class MemoryPlan:
     pages: PageFormat
     shards: ShardFormat
     geometry: PoolGeometry
+    state: StateFormat | None = None
+    """What a request keeps on every rank beside its KV; None: nothing."""
+
+    def __post_init__(self) -> None:
+        kv_pages = self.geometry.kv_pages(self.geometry.ranks)
+        if kv_pages <= self.state_pages:
+            raise CapacityError(
+                f"one request's recurrent state takes {self.state_pages} pages of {self.pages.page_bytes} bytes on each"
+                f" rank, and the pool has {kv_pages} beside the weight slots; raise --kv-pages or --pool-mib"
+            )
+
+    @property
+    def state_pages(self) -> int:
+        """Pages of recurrent state that every request takes on every rank."""
+        return 0 if self.state is None else self.state.num_pages
 
 
 def plan_memory(
@@ -55,18 +72,25 @@ def plan_memory(
     block_size: int,
     kv_pages: int | None = None,
     pool_bytes: int | None = None,
+    num_states: int = 0,
 ) -> MemoryPlan:
-    """The pool of one rank: `kv_pages` beside all weight slots, or `pool_bytes` in all (one of them)."""
+    """The pool of one rank: `kv_pages` beside all weight slots and the recurrent states of `num_states` requests, or
+    `pool_bytes` in all (one of them)."""
     itemsize = ITEMSIZE[dtype]
     layers = [
         [Field(f.name, f.width, itemsize, dtype, f.pool) for f in spec.layer_kv_fields(layer, ranks)]
         for layer in range(spec.num_layers)
     ]
-    pages = page_format(layers, block_size)
+    kept = state_sections(spec, ranks, dtype)
+    pages = page_format(layers, block_size, multiple_of=row_alignment(kept))
+    state = state_format(kept, pages.page_bytes)
     shards = shard_format(spec, ranks, itemsize)
     if pool_bytes is not None:
         num_pages = pool_bytes // pages.page_bytes
     else:
         assert kv_pages is not None
-        num_pages = ranks * -(-shards.num_bytes // pages.page_bytes) + 1 + kv_pages
-    return MemoryPlan(pages, shards, PoolGeometry(num_pages, pages.page_bytes, ranks, shards.num_bytes))
+        slots = ranks * -(-shards.num_bytes // pages.page_bytes)
+        states = 0 if state is None else num_states * state.num_pages
+        num_pages = slots + 1 + states + kv_pages
+    geometry = PoolGeometry(num_pages, pages.page_bytes, ranks, shards.num_bytes)
+    return MemoryPlan(pages, shards, geometry, state)

@@ -15,6 +15,7 @@ from splash.sched.step import (
     Shadow,
     ShardCopy,
     Stage,
+    StateMove,
     StepPlan,
 )
 
@@ -27,6 +28,7 @@ class PlanDraft:
     gone: list[int] = field(default_factory=list)
     admits: list[Admit] = field(default_factory=list)
     residents: list[Resident] = field(default_factory=list)
+    state_moves: list[StateMove] = field(default_factory=list)
     grants: list[PageGrant] = field(default_factory=list)
     shadows: list[Shadow] = field(default_factory=list)
     moves: list[PageMove] = field(default_factory=list)
@@ -45,6 +47,7 @@ class PlanDraft:
             or self.copies
             or self.gone
             or self.residents
+            or self.state_moves
             or self.moves
             or self.stages
             or self.flips
@@ -56,6 +59,7 @@ class PlanDraft:
         self.admits = [a for a in self.admits if a.request != request]
         self.grants = [g for g in self.grants if g.request != request]
         self.moves = [m for m in self.moves if m.request != request]
+        self.state_moves = [m for m in self.state_moves if m.request != request]
         self.flips = [f for f in self.flips if f.request != request]
         self.stages = [s for s in self.stages if s.request != request]
 
@@ -65,6 +69,7 @@ class PlanDraft:
             gone=tuple(self.gone),
             admits=tuple(self.admits),
             residents=tuple(self.residents),
+            state_moves=tuple(self.state_moves),
             grants=tuple(self.grants),
             shadows=tuple(self.shadows),
             moves=tuple(self.moves),

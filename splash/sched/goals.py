@@ -86,6 +86,12 @@ def room(store: KVStore) -> PoolRoom:
     return PoolRoom(store.geometry.kv_pages(1), store.geometry.kv_pages(store.topo.ranks))
 
 
+def request_room(store: KVStore) -> PoolRoom:
+    """`room` for the blocks of one request, beside its recurrent state."""
+    pages = room(store)
+    return PoolRoom(pages.own - store.state_pages, pages.full - store.state_pages)
+
+
 def refusal(
     layout: Layout,
     goals: dict[int, Assignment],
@@ -95,7 +101,7 @@ def refusal(
 ) -> str | None:
     """Why the target cannot be reached, with numbers; None if it fits when all has moved."""
     pages = room(store).pages(layout)
-    need = [0] * store.topo.ranks
+    need = [store.state_pages * len(running)] * store.topo.ranks
     for record in running:
         for index in range(len(record.blocks)):
             for _, rank in store.keys(goals[record.id], index):
@@ -107,7 +113,7 @@ def refusal(
             f" its pool has {pages} under that layout"
         )
     longest = max((r.limit - 1 for r in (*running, *waiting)), default=0)
-    holds = request_tokens(layout, room(store), store.topo, store.block_size)
+    holds = request_tokens(layout, request_room(store), store.topo, store.block_size)
     if longest > holds:
         return f"{layout} holds at most {holds} tokens of one request, one may cache {longest}"
     return None

@@ -43,6 +43,7 @@ def pool_sample(now: float, store: KVStore, running: Collection[Record], waiting
                 "reserved": counts[PageState.RESERVED],
                 "retiring": counts[PageState.RETIRING] + between,
                 "cached": counts[PageState.CACHED],
+                "recurrent": counts[PageState.RECURRENT],
                 **{name: count for name, count in live.items() if count},
             }
         )

@@ -39,6 +39,7 @@ class Record:
         "running",
         "seed",
         "staging",
+        "state",
         "stops",
         "stranded",
         "tokens",
@@ -71,6 +72,8 @@ class Record:
         self.decoding = False
         self.computed = 0
         self.blocks: list[Block] = []
+        self.state: list[list[int]] = []
+        """Per rank the pages of its recurrent state; empty for models without, and while it waits."""
         self.room = 0
         """Tokens that its blocks can hold."""
         self.present = goal

@@ -11,7 +11,7 @@ from splash.kv.pool import PageState, SlotState
 from splash.sched.bound import Bound
 from splash.sched.copies import CopyGroup, CopyLedger, Draft
 from splash.sched.record import Record
-from splash.sched.step import PageMove, Shadow
+from splash.sched.step import PageMove, Shadow, StateMove
 
 MIN_CHUNK_BYTES = 64 << 10
 """Shards are fetched in runs of a quarter of a step's budget, but not smaller than this."""
@@ -57,6 +57,8 @@ class RankResidency:
     """Pages reserved for evacuations that have not begun."""
     evacuations: list[Evacuation] = field(default_factory=list)
     fetch: CopyGroup | None = None
+    budget: int = 0
+    """Bytes that may be copied in a step, as of the last one."""
     bound: Bound | None = None
     """Of draining, then of fetching."""
     abandoned: list[tuple[CopyGroup, list[int]]] = field(default_factory=list)
@@ -102,6 +104,7 @@ class RankResidency:
 
     def advance(self, records: Iterable[Record], token_bytes: int, step: int, budget: int) -> None:
         """One step of background work: move pages out of draining slots, then fetch the shards."""
+        self.budget = budget
         self._give_back()
         if self.phase is Phase.DRAINING:
             self._evacuate(records, token_bytes)
@@ -140,6 +143,25 @@ class RankResidency:
             block.copies[key] = evac.new_page
             self.store.retire(self.rank, evac.old_page, last_step)
             moves.append(PageMove(evac.record.id, evac.index, evac.kv_group, self.rank, evac.new_page))
+        return moves
+
+    def move_states(self, records: Iterable[Record], step: int) -> list[StateMove]:
+        """At a batch boundary: pages of recurrent states leave draining slots, within the copy budget but one at least.
+        Every step changes a state as a whole, so it is copied by its rank before the step that uses the new page."""
+        if self.phase is not Phase.DRAINING or not self.store.state_pages:
+            return []
+        moves: list[StateMove] = []
+        limit = max(1, self.budget // self.store.geometry.page_bytes)
+        pool = self.store.pools[self.rank]
+        for record in records:
+            pages = record.state[self.rank]
+            for place, page in enumerate(pages):
+                if page > self.store.geometry.null_page or len(moves) == limit:
+                    continue
+                pages[place] = self.spare.pop()
+                pool.set_state(pages[place], PageState.RECURRENT)
+                self.store.retire(self.rank, page, step)
+                moves.append(StateMove(record.id, place, self.rank, pages[place]))
         return moves
 
     def finish_fetch(self) -> bool:

@@ -32,7 +32,7 @@ from splash.layout.layouts import Assignment, Layout, assigned, layout_named
 from splash.layout.rows import section_key_of
 from splash.sched.batch import RowBytes, chunk_method, share_budget
 from splash.sched.draft import PlanDraft
-from splash.sched.goals import home_for_new, room
+from splash.sched.goals import home_for_new, request_room, room
 from splash.sched.observe import load_of, pool_sample, rows_by
 from splash.sched.policy import Policy
 from splash.sched.queue import WaitingQueue
@@ -84,7 +84,13 @@ class Scheduler:
         self._seed = seed
         self._sink = emit
         self._events: list[Event] = []
-        self.store = KVStore(memory.geometry, topo, memory.pages.block_size, prefer_slots=prefer_slots)
+        self.store = KVStore(
+            memory.geometry,
+            topo,
+            memory.pages.block_size,
+            state_pages=memory.state_pages,
+            prefer_slots=prefer_slots,
+        )
         self.waiting = WaitingQueue()
         self.running: dict[int, Record] = {}
         """By id, in order of admission."""
@@ -271,7 +277,8 @@ class Scheduler:
     def check(self) -> None:
         """AssertionError unless every page has exactly one use (debug)."""
         blocks = [block for record in self._records.values() for block in record.blocks]
-        self.store.check(blocks, self.transitions.extra_pages())
+        states = [record.state for record in self._records.values()]
+        self.store.check(blocks, self.transitions.extra_pages(), states)
 
     # ---- many steps at once
 
@@ -424,9 +431,11 @@ class Scheduler:
         self._stirred = self._index + 1
 
     def _admit(self, draft: PlanDraft) -> None:
-        """First come first served, while a request's whole prompt fits beside those being computed."""
+        """First come first served, while a request's whole prompt and its recurrent state fit beside those being
+        computed."""
         promised: list[int] | None = None
         self._blocked = False
+        state = [self.store.state_pages] * self.store.topo.ranks
         while (record := self.waiting.peek()) is not None and len(self.running) < self._config.max_running:
             target = self.transitions.target
             home = home_for_new(self.running.values(), target, self.store)
@@ -435,7 +444,7 @@ class Scheduler:
                 promised = self._promised()
             need = self.store.missing((), goal, 0, self.store.num_blocks(len(record.tokens)))
             margin = self._config.watermark_pages if self.running else 0
-            if not self._fits(_sum((need, promised)), margin):
+            if not self._fits(_sum((need, promised, state)), margin):
                 if self.store.collect(self._collected):
                     continue
                 self._memory_bound_step = draft.index
@@ -460,6 +469,7 @@ class Scheduler:
         record.goal = goal
         record.present = self.transitions.admit_as(goal)
         record.running = True
+        record.state = self.store.take_state()
         self.running[record.id] = record
         draft.admits.append(
             Admit(
@@ -470,6 +480,7 @@ class Scheduler:
                 record.seed,
                 record.present,
                 record.forced,
+                tuple(map(tuple, record.state)),
             )
         )
         self._emit(
@@ -566,7 +577,7 @@ class Scheduler:
 
     def _holds(self, layout: Layout) -> int:
         """Tokens of one request that the pools hold under a layout."""
-        return request_tokens(layout, room(self.store), self.store.topo, self.store.block_size)
+        return request_tokens(layout, request_room(self.store), self.store.topo, self.store.block_size)
 
     # ---- parts of an update
 
@@ -659,5 +670,5 @@ def _derived_seed(seed: int, request_id: int) -> int:
 
 
 def _holds_page(record: Record, ranks: Collection[int]) -> bool:
-    """Whether a request has a page on one of `ranks`."""
-    return any(rank in ranks for block in record.blocks for _, rank in block.copies)
+    """Whether a request has a page on one of `ranks`; recurrent state is on all."""
+    return bool(record.state) or any(rank in ranks for block in record.blocks for _, rank in block.copies)

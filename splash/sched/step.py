@@ -4,8 +4,8 @@ Plans are deltas. An executor mirrors per request {tokens, computed length, pres
 and per rank {resident shards}; a plan says only what changes, then which rows to compute. Whatever
 decides a collective (rows, assignments, methods) is in the plan, so all ranks agree on it.
 
-Order of effects within one plan: `gone`, `admits`, `residents`, `grants`, `moves`, `shadows`, `flips`,
-`stages` (a flip ends a staging; a stage after it begins one or goes on with it); then the forward pass over
+Order of effects within one plan: `gone`, `admits`, `residents`, `state_moves`, `grants`, `moves`, `shadows`,
+`flips`, `stages` (a flip ends a staging; a stage after it begins one or goes on with it); then the forward pass over
 `decodes` and `chunks`; then `copies`, in the background where the port can. Their acknowledgements may come
 with any later result.
 """
@@ -36,6 +36,8 @@ class Admit:
     seed: int
     at: Assignment
     forced: tuple[int, ...] = ()
+    state: tuple[tuple[int, ...], ...] = ()
+    """Per rank the pages of its recurrent state, which the rank zeroes; empty for models without."""
 
 
 class PageGrant(NamedTuple):
@@ -64,6 +66,16 @@ class PageMove(NamedTuple):
     request: int
     block: int
     group: int
+    rank: int
+    page: int
+
+
+class StateMove(NamedTuple):
+    """`rank` copies page `place` of the request's recurrent state to `page` before the step, and uses that from now on:
+    it leaves a weight slot that fills up again."""
+
+    request: int
+    place: int
     rank: int
     page: int
 
@@ -134,6 +146,7 @@ class StepPlan:
     """Requests to forget; an id that the executor does not know is ignored."""
     admits: tuple[Admit, ...] = ()
     residents: tuple[Resident, ...] = ()
+    state_moves: tuple[StateMove, ...] = ()
     grants: tuple[PageGrant, ...] = ()
     shadows: tuple[Shadow, ...] = ()
     moves: tuple[PageMove, ...] = ()

@@ -140,6 +140,7 @@ class Transitions:
         step = draft.index
         for residency in self.residencies:
             draft.moves += residency.finish_moves(step - 1)
+            draft.state_moves += residency.move_states(self._running.values(), step)
             if residency.finish_fetch():
                 self._touch()
                 draft.residents.append(Resident(residency.rank, frozenset(range(self._store.topo.ranks))))
@@ -216,7 +217,8 @@ class Transitions:
         for block in record.blocks:
             for (_, rank), page in block.copies.items():
                 self._store.retire(rank, page, step)
-        record.blocks, record.room = [], 0
+        self._store.retire_state(record.state, step)
+        record.blocks, record.room, record.state = [], 0, []
 
     def relieve(self, step: int, ranks: Collection[int]) -> bool:
         """Memory is short on `ranks` after the collected `step`: give up replicas that are only kept warm, else the

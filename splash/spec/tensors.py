@@ -289,7 +289,7 @@ def _kda(kda: KDASpec, hidden: int, prefix: str) -> Iterator[LogicalTensor]:
     yield tensor("b_proj.weight", (kda.num_heads, hidden), rows)
     yield tensor("A_log", (kda.num_heads,), rows, Precision.EXACT)
     yield tensor("dt_bias", (width,), rows, Precision.EXACT)
-    yield tensor("o_norm.weight", (kda.head_dim,), Division.NONE, Precision.PLAIN)
+    yield tensor("o_norm.weight", (kda.head_dim,), Division.NONE, Precision.EXACT)
     yield tensor("o_proj.weight", (hidden, width), Division.STATE_COLUMNS)
 
 
@@ -298,7 +298,7 @@ def _hyper(hyper: HyperSpec, hidden: int, prefix: str) -> Iterator[LogicalTensor
     width = hyper.streams * (hyper.streams + 2)
     for block in ("attn", "ffn"):
         for name, shape, precision in (
-            ("fn", (width, hyper.streams * hidden), Precision.PLAIN),
+            ("fn", (width, hyper.streams * hidden), Precision.EXACT),
             ("base", (width,), Precision.EXACT),
             ("scale", (3,), Precision.EXACT),
         ):

@@ -35,6 +35,7 @@ USE_COLORS: dict[str, str] = {
     "reserved": "#4c5a52",
     "retiring": "#5a4a4a",
     "cached": "#46505f",
+    "recurrent": "#6b6250",
     "free": "#23272f",
 }
 USE_LETTERS: dict[str, str] = {
@@ -42,6 +43,7 @@ USE_LETTERS: dict[str, str] = {
     "reserved": "r",
     "retiring": "x",
     "cached": "c",
+    "recurrent": "s",
     "free": "·",
 }
 """Pages that belong to no layout: lower case, greys."""

@@ -9,6 +9,7 @@ from splash.core.request import Request
 from splash.kv.geometry import PoolGeometry
 from splash.kv.sections import Field, page_format
 from splash.kv.slots import MemoryPlan, ShardFormat
+from splash.kv.state import MATRICES, StateFormat, StateSection
 from splash.layout.holders import Topology
 from splash.layout.layouts import LAYOUTS
 from splash.sched.batch import RowBytes
@@ -20,12 +21,16 @@ from tests.property.mirror import MirrorExecutor
 PAIRS = [(a, b) for a in LAYOUTS for b in LAYOUTS if a != b]
 
 
-def small_memory(ranks: int, kv_pages: int, *, block_size: int = 4, slot_pages: int = 3) -> MemoryPlan:
-    """A page of two layers of 8 bytes a token; slots of `slot_pages` pages."""
+def small_memory(
+    ranks: int, kv_pages: int, *, block_size: int = 4, slot_pages: int = 3, state_pages: int = 0
+) -> MemoryPlan:
+    """A page of two layers of 8 bytes a token; slots of `slot_pages` pages; a recurrent state of `state_pages`."""
     pages = page_format([[Field("latent", 2, 4, "float32")]] * 2, block_size)
     shards = ShardFormat((), slot_pages * pages.page_bytes)
     geometry = PoolGeometry(ranks * slot_pages + 1 + kv_pages, pages.page_bytes, ranks, shards.num_bytes)
-    return MemoryPlan(pages, shards, geometry)
+    rows = pages.page_bytes // 64 * state_pages
+    state = StateFormat((StateSection(MATRICES, 1, rows, 16, "float32"),), pages.page_bytes)
+    return MemoryPlan(pages, shards, geometry, state if state_pages else None)
 
 
 class Harness:
@@ -44,10 +49,13 @@ class Harness:
         seed: int = 0,
         slot_pages: int = 3,
         block_size: int = 4,
+        state_pages: int = 0,
         **config: object,
     ) -> None:
         self.topo = Topology(ranks, groups)
-        self.memory = small_memory(ranks, kv_pages, slot_pages=slot_pages, block_size=block_size)
+        self.memory = small_memory(
+            ranks, kv_pages, slot_pages=slot_pages, block_size=block_size, state_pages=state_pages
+        )
         settings = {
             "token_budget": 32,
             "max_chunk": 16,

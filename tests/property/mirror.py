@@ -29,6 +29,8 @@ class Mirrored:
     tables: dict[tuple[int, int, int], int] = field(default_factory=dict)
     shadows: dict[tuple[int, int, int], int] = field(default_factory=dict)
     """(rank, group, block) -> page."""
+    state: list[list[int]] = field(default_factory=list)
+    """Per rank the pages of its recurrent state; each holds what the request has computed."""
 
 
 class MirrorExecutor:
@@ -71,7 +73,12 @@ class MirrorExecutor:
             self.requests.pop(request, None)
         for a in plan.admits:
             assert a.request not in self.requests
-            self.requests[a.request] = Mirrored(list(a.tokens), 0, a.at, a.forced, a.num_prompt)
+            state = [list(pages) for pages in a.state]
+            self.requests[a.request] = Mirrored(list(a.tokens), 0, a.at, a.forced, a.num_prompt, state=state)
+            for rank, pages in enumerate(state):
+                for page in pages:
+                    self._zero(rank, page)
+                    self.pages[rank][page] = [(a.request, 0)]
         for rank, shards in plan.residents:
             for j in shards - self.resident[rank]:
                 assert self.shards[rank].get(j, 0) == self.geometry.shard_bytes, (
@@ -80,6 +87,11 @@ class MirrorExecutor:
             for j in self.resident[rank] - shards:
                 del self.shards[rank][j]
             self.resident[rank] = shards
+        for request, place, rank, page in plan.state_moves:
+            self._zero(rank, page)
+            pages = self.requests[request].state[rank]
+            self.pages[rank][page] = list(self.pages[rank][pages[place]])
+            pages[place] = page
         for request, block, group, rank, page in plan.grants:
             self._zero(rank, page)
             self.requests[request].tables[rank, group, block] = page
@@ -145,6 +157,12 @@ class MirrorExecutor:
                     assert held == (request, position, group), (
                         f"request {request} {r.present} reads token {position} on rank {rank}: {held}"
                     )
+        for rank, pages in enumerate(r.state):
+            for page in pages:
+                assert self.pages[rank][page] == [(request, start)], (
+                    f"request {request} goes on from another state on rank {rank}"
+                )
+                self.pages[rank][page] = [(request, start + count)]
         r.computed = start + count
 
     def _run_copies(self, index: int) -> None:

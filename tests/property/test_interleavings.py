@@ -34,6 +34,7 @@ class Interleavings(RuleBasedStateMachine):
         replicas=st.sampled_from(["keep", "drop"]),
         slack=st.sampled_from([4, 64]),
         auto=st.booleans(),
+        state_pages=st.sampled_from([0, 0, 1, 3]),
     )
     def start(
         self,
@@ -46,6 +47,7 @@ class Interleavings(RuleBasedStateMachine):
         replicas: str,
         slack: int,
         auto: bool,
+        state_pages: int,
     ) -> None:
         policy = ThresholdPolicy(Thresholds(3, 12, 24, 5, 1)) if auto else None
         self.h = Harness(
@@ -60,6 +62,7 @@ class Interleavings(RuleBasedStateMachine):
             transition_slack_steps=slack,
             watermark_pages=1,
             copy_bytes_per_step=64,
+            state_pages=state_pages,
         )
         self.sizes: dict[int, tuple[int, int]] = {}
         self.aborted: set[int] = set()

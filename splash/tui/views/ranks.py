@@ -11,7 +11,7 @@ from splash.tui.state import RankState, Snapshot
 from splash.tui.units import show_count, show_share
 from splash.tui.views.lines import apportion, line
 
-USE_ORDER = ("weight", *palette.LAYOUT_ORDER, "reserved", "retiring", "cached")
+USE_ORDER = ("weight", "recurrent", *palette.LAYOUT_ORDER, "reserved", "retiring", "cached")
 """Left to right in a strip; any other use follows, free pages are last."""
 MAX_SLOTS = 16
 

@@ -180,7 +180,7 @@ def test_pages_have_sections_where_a_layer_caches_something() -> None:
     assert [s.layer for s in glm.sections if s.field.name == "index"] == [0, 1, *range(2, 78, 4)]
     assert glm.token_bytes == 78 * 1152 + 21 * 256
     flash = plan_memory(
-        normalise(shapes.GLM_5_3_FLASH), ranks=8, dtype="bfloat16", block_size=64, kv_pages=9
+        normalise(shapes.GLM_5_3_FLASH), ranks=8, dtype="bfloat16", block_size=64, kv_pages=90
     ).pages
     assert {s.layer for s in flash.sections} == set(range(3, 45, 4))
     assert flash.token_bytes == 11 * (1024 + 64)
