@@ -51,7 +51,7 @@ class Module:
         return f"{self.file.relative_to(ROOT)}:{line}"
 
     def imports(self) -> list[Import]:
-        return list(_imports(_tree(self.file), package=self.package))
+        return list(imports_of(_tree(self.file), package=self.package))
 
 
 def modules_below(folder: Path, *, name: str) -> list[Module]:
@@ -87,7 +87,16 @@ def project() -> dict[str, Any]:
 
 def dependencies() -> set[str]:
     """Names of the packages that splash needs to run; each is imported by the same name."""
-    requirements = project()["project"]["dependencies"]
+    return _names(project()["project"]["dependencies"])
+
+
+def extras() -> set[str]:
+    """Names of the packages that only an extra brings, development apart."""
+    optional = project()["project"]["optional-dependencies"]
+    return {name for extra, packages in optional.items() if extra != "dev" for name in _names(packages)}
+
+
+def _names(requirements: list[str]) -> set[str]:
     return {re.split(r"[^A-Za-z0-9_-]", requirement, maxsplit=1)[0] for requirement in requirements}
 
 
@@ -114,7 +123,8 @@ def _tree(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
 
 
-def _imports(tree: ast.Module, *, package: str) -> Iterator[Import]:
+def imports_of(tree: ast.AST, *, package: str) -> Iterator[Import]:
+    """Every import in a piece of a module that belongs to `package`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (Import(alias.name, node.lineno) for alias in node.names)

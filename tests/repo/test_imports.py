@@ -1,5 +1,6 @@
 """Imports go one way, the planning layers need nothing, and nothing heavy is imported early (DESIGN §6)."""
 
+import ast
 import sys
 from collections.abc import Callable
 
@@ -10,6 +11,9 @@ from tests.repo.source import (
     Import,
     Module,
     dependencies,
+    extras,
+    imports_of,
+    parse,
     port_folders,
     port_modules,
     run_python,
@@ -49,7 +53,17 @@ NUMBERS = {"numpy", "tomli"}
 STANDARD = sys.stdlib_module_names | {"tomllib"}
 """Also of the Python versions that come after this one."""
 
-HEAVY = {"torch", "numpy", "triton", "transformers", "tokenizers", "safetensors", "mpi4py", "jinja2"}
+HEAVY = {
+    "torch",
+    "numpy",
+    "triton",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "mpi4py",
+    "jinja2",
+    "plotly",
+}
 
 
 def _layer(name: str) -> str:
@@ -144,12 +158,24 @@ def test_planning_reads_no_clock_and_draws_no_chance() -> None:
 
 
 def test_every_package_used_is_declared() -> None:
-    """Red when the code imports a package that `pip install splash` does not bring."""
-    declared = dependencies()
+    """Red when the code imports a package that neither `pip install splash` nor one of its extras brings."""
+    declared = dependencies() | extras()
     assert not _breaches(
         splash_modules() + port_modules(),
         lambda module, found: _is_third_party(found.top) and found.top not in declared,
     )
+
+
+def test_extras_are_imported_where_they_are_used() -> None:
+    """Red when a module cannot be imported without an extra: its packages belong into the function that needs them."""
+    assert not [
+        module.where(node.lineno)
+        for module in splash_modules() + port_modules()
+        for node in parse(module).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for found in imports_of(node, package=module.package)
+        if found.top in extras()
+    ]
 
 
 def test_planning_layers_load_nothing_foreign() -> None:

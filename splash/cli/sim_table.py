@@ -1,0 +1,137 @@
+"""The tables at the end of a simulation: runs side by side, their latencies, and what every switch cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from splash.sim.result import Percentiles, RunResult
+from splash.tui.palette import LAYOUT_LETTERS, ink, order_of
+from splash.tui.units import show_bytes, show_clock, show_count, show_rate, show_seconds
+
+MAX_SWITCHES = 12
+"""Of one run that the table lists; the JSON has all."""
+
+
+def show_results(console: Console, runs: Sequence[RunResult]) -> None:
+    """At most 100 columns wide."""
+    console.print(_runs_table(runs))
+    console.print(_latency_table(runs))
+    for run in runs:
+        if run.switches:
+            console.print(_switch_table(run))
+
+
+def _table(title: str, columns: Sequence[str], *, words: Sequence[str], wraps: Sequence[str] = ()) -> Table:
+    """`words`: columns that are no numbers; `wraps`: those that may take several lines."""
+    table = Table(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
+    for name in columns:
+        table.add_column(name, justify="left" if name in words else "right", no_wrap=name not in wraps)
+    return table
+
+
+# ---- runs
+
+
+def _runs_table(runs: Sequence[RunResult]) -> Table:
+    """`best`: throughput over that of the best run."""
+    columns = (
+        "layout",
+        "tokens/s",
+        "best",
+        "makespan",
+        "goodput/s",
+        "preempted",
+        "switches",
+        "share of time",
+    )
+    table = _table("Runs", columns, words=("layout", "share of time"), wraps=("share of time",))
+    best = max(run.output_tokens_per_s for run in runs)
+    for run in runs:
+        table.add_row(
+            _name(run.layout),
+            show_rate(run.output_tokens_per_s),
+            f"{run.output_tokens_per_s / best:.3f}" if best else "N/A",
+            show_seconds(run.makespan_s),
+            "N/A" if run.goodput_requests_per_s is None else f"{run.goodput_requests_per_s:.3g}",
+            show_count(run.preemptions),
+            _switches(run),
+            _shares(run),
+        )
+    return table
+
+
+def _switches(run: RunResult) -> str:
+    """`3 in 1.2 s`."""
+    if not run.switches:
+        return "0"
+    return f"{len(run.switches)} in {show_seconds(sum(switch.seconds for switch in run.switches))}"
+
+
+def _shares(run: RunResult) -> Text:
+    """`tp 40 %, dop 60 %`, each in its colour."""
+    parts = [
+        Text(f"{name} {run.time_share[name]:.0%}", style=ink(name, bold=False))
+        for name in order_of(run.time_share)
+        if run.time_share[name] > 0
+    ]
+    return Text(", ").join(parts)
+
+
+def _name(layout: str) -> Text:
+    return Text(layout, style=ink(layout) if layout in LAYOUT_LETTERS else "bold")
+
+
+# ---- latencies
+
+
+def _latency_table(runs: Sequence[RunResult]) -> Table:
+    """A block for each latency, a line for each run."""
+    columns = ("latency", "layout", "mean", "p50", "p90", "p95", "p99")
+    table = _table("Latencies", columns, words=("latency", "layout"))
+    for name in ("TTFT", "TPOT", "ITL", "E2E"):
+        for place, run in enumerate(runs):
+            values = _latency(run, name)
+            shown = (values.mean, values.p50, values.p90, values.p95, values.p99)
+            table.add_row(
+                name if place == 0 else "",
+                _name(run.layout),
+                *map(show_seconds, shown),
+                end_section=place == len(runs) - 1,
+            )
+    return table
+
+
+def _latency(run: RunResult, name: str) -> Percentiles:
+    return {"TTFT": run.ttft_s, "TPOT": run.tpot_s, "ITL": run.itl_s, "E2E": run.e2e_s}[name]
+
+
+# ---- switches
+
+
+def _switch_table(run: RunResult) -> Table:
+    """When each was decided, how long it took, what it moved, and why."""
+    outcomes = Counter(switch.outcome for switch in run.switches)
+    title = f"Switches of {run.layout}: " + ", ".join(f"{n} {name}" for name, n in outcomes.items())
+    columns = ("at", "switch", "took", "moved", "steps", "reason")
+    table = _table(title, columns, words=("switch", "reason"), wraps=("reason",))
+    for switch in run.switches[:MAX_SWITCHES]:
+        reason = switch.reason if switch.outcome == "done" else f"{switch.outcome}: {switch.reason}"
+        table.add_row(
+            show_clock(switch.time_s),
+            Text.assemble(_name(switch.old), " → ", _name(switch.new)),
+            show_seconds(switch.seconds),
+            show_bytes(switch.bytes),
+            show_count(switch.steps),
+            Text(reason),
+        )
+    if len(run.switches) > MAX_SWITCHES:
+        table.add_row("…", "", "", "", "", f"{len(run.switches) - MAX_SWITCHES} more; --json has all")
+    return table
