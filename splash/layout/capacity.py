@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from splash.core.errors import ConfigError
 from splash.layout.holders import Topology
 from splash.layout.layouts import Layout, Placement, Projection
+from splash.spec.model import ModelSpec
+from splash.spec.storage import KVStorage, WeightBytes, WeightStorage, block_bytes, rank_weight_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +48,86 @@ def request_tokens(layout: Layout, room: PoolRoom, topo: Topology, block_size: i
             return pages // topo.groups * block_size
         case Placement.STRIPED:
             return pages // topo.groups * topo.ranks * block_size
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """One rank's memory, term by term, bytes; made by `rank_memory`. Equal on all ranks, of which it is the fullest."""
+
+    device: int
+    fraction: float
+    """Of the device's memory, for weights and KV."""
+    weights: WeightBytes
+    reserve: int
+    """What else lies there: workspaces, a vision tower."""
+    block_size: int
+    page_bytes: int
+    """One block of one KV group, all layers."""
+    state_bytes: int
+    """Recurrent state of one request, on each rank."""
+    request_tokens: int | None
+    """Tokens of a request, over which its state is shared out; None where there is no state."""
+
+    @property
+    def usable(self) -> int:
+        return int(self.device * self.fraction)
+
+    def weight_bytes(self, layout: Layout) -> int:
+        return self.weights.full if layout.projection is Projection.FULL else self.weights.own
+
+    def free(self, layout: Layout) -> int:
+        """Bytes for KV and states; negative if the weights do not fit."""
+        return self.usable - self.weight_bytes(layout) - self.reserve
+
+    def pages(self, layout: Layout, topo: Topology) -> int:
+        """Whole pages that fit on a rank beside the states of the requests whose tokens they hold.
+
+        A state lies on every rank, whoever holds the pages, so where blocks are shared out over T ranks each page
+        of a rank stands for T / G blocks.
+        """
+        blocks = 1.0 if layout.placement is Placement.BY_HEAD else topo.ranks / topo.groups
+        tokens = self.request_tokens or 1
+        state = self.state_bytes * self.block_size * blocks / tokens
+        return max(0, int(self.free(layout) / (self.page_bytes + state)))
+
+    def tokens(self, layout: Layout, topo: Topology) -> int:
+        """Distinct tokens that all ranks together hold under `layout`, whole blocks."""
+        pages = self.pages(layout, topo)
+        return total_tokens(layout, PoolRoom(pages, pages), topo, self.block_size)
+
+
+def rank_memory(
+    spec: ModelSpec,
+    *,
+    ranks: int,
+    device_bytes: int,
+    memory_fraction: float,
+    weights: WeightStorage,
+    kv: KVStorage,
+    block_size: int = 64,
+    request_tokens: int | None = None,
+    reserve: int = 0,
+) -> RankMemory:
+    """What lies on each of `ranks` devices of `device_bytes` (REFERENCE §4).
+
+    `request_tokens` is how long requests are, needed where they have a recurrent state. Slots are not padded to
+    whole pages here, and scales, norms and hyper-connections count, which the reference's table leaves out.
+    """
+    if not 0 < memory_fraction <= 1:
+        raise ConfigError(
+            f"memory fraction {memory_fraction:g} must be above 0 and at most 1 (--memory-fraction)"
+        )
+    if spec.kda is not None and not request_tokens:
+        raise ConfigError(
+            f"{spec.model_type} has a recurrent state a request; say how many tokens one has (--request-tokens)"
+        )
+    return RankMemory(
+        device=device_bytes,
+        fraction=memory_fraction,
+        weights=rank_weight_bytes(spec, weights, ranks=ranks),
+        reserve=reserve,
+        block_size=block_size,
+        page_bytes=block_bytes(spec, kv, ranks=ranks, block_size=block_size),
+        state_bytes=spec.state_bytes(ranks, weights.plain),
+        request_tokens=None if spec.kda is None else request_tokens,
+    )
