@@ -37,11 +37,11 @@ class WeightStorage:
     def elements(self, tensor: LogicalTensor, shape: tuple[int, ...]) -> int:
         """Bytes of the elements of a part of `tensor`, which has `shape`.
 
-        The router's matrix is stored like a plain one, though it is computed in float32.
+        Matrices that are computed in float32 (router, hyper-connections) are counted as they are released: plain.
         """
         if self._quantises(tensor):
             return prod(shape) * self.linear
-        exact = tensor.precision is Precision.EXACT and not (tensor.part is Part.ROUTER and len(shape) == 2)
+        exact = tensor.precision is Precision.EXACT and len(shape) != 2
         return prod(shape) * (4 if exact else self.plain)
 
     def scales(self, tensor: LogicalTensor, shape: tuple[int, ...]) -> int:

@@ -43,7 +43,7 @@ def test_a_block_is_what_the_engine_allocates(spec: object, dtype: str) -> None:
     from splash.spec.model import ModelSpec
 
     assert isinstance(spec, ModelSpec)
-    pages = plan_memory(spec, ranks=8, dtype=dtype, block_size=64, kv_pages=9).pages
+    pages = plan_memory(spec, ranks=8, dtype=dtype, block_size=64, kv_pages=90).pages
     assert pages.page_bytes == block_bytes(spec, KVStorage(dtype, dtype), ranks=8, block_size=64)
 
 
