@@ -52,8 +52,8 @@ body {{ background: {BACKGROUND}; color: {INK}; font: 15px/1.5 system-ui, sans-s
   padding: 0 1.5em; }}
 h1 {{ font-size: 1.5em; color: #fff; margin-bottom: 0; }}
 h2 {{ font-size: 1.1em; color: #fff; border-bottom: 1px solid {GRID}; margin-top: 2em; }}
-table {{ border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; display: block; overflow-x: auto;
-  margin-bottom: 1.5em; }}
+table {{ border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; display: block;
+  overflow-x: auto; margin-bottom: 1.5em; }}
 th, td {{ padding: .2em .6em; text-align: right; border-bottom: 1px solid {GRID}; white-space: nowrap; }}
 th:first-child, td.text {{ text-align: left; }}
 td.text {{ white-space: normal; min-width: 6em; }}
