@@ -105,6 +105,20 @@ class TargetChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyAsked:
+    """What the policy predicts: seconds of a step of decodes by layout, and what late ones took under the target."""
+
+    t: float
+    step: int
+    target: str
+    chosen: str
+    reason: str
+    """Empty where it stays."""
+    predicted: dict[str, float]
+    observed_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class TargetRefused:
     """A target cannot be reached; serving goes on as it is."""
 
@@ -226,6 +240,7 @@ Event = (
     | RequestFinished
     | StepDone
     | TargetChanged
+    | PolicyAsked
     | TargetRefused
     | StageStarted
     | StageCancelled

@@ -63,9 +63,11 @@ class CostModel:
         max_rows: int,
         scattered: bool = True,
         unabsorbed: bool = True,
+        overlapped_copies: bool = True,
     ) -> None:
         """`scattered`: the port divides rows over the ranks between layers where `may_scatter` allows it.
-        `unabsorbed`: prompts may attend with keys and values projected up from the latents."""
+        `unabsorbed`: prompts may attend with keys and values projected up from the latents. `overlapped_copies`:
+        background copies run beside the step and take memory bandwidth from it; else the step waits for them."""
         self.spec = spec
         self.profile = profile
         self.ranks = ranks
@@ -73,6 +75,7 @@ class CostModel:
         self._tables = row_tables(spec, profile, ranks, precision, max_rows)
         self._attention = AttentionCost(spec, profile, ranks, precision, unabsorbed=unabsorbed)
         self._wire = _Wire.of(spec, precision)
+        self._overlapped = overlapped_copies
         self._scattered = scattered and spec.kda is None
         self._layers = num_attention_layers(spec)
         self._indexers = num_indexers(spec)
@@ -95,6 +98,25 @@ class CostModel:
             collectives=closing[num_rows],
             overhead=self._overhead_s(work),
         )
+
+    def step_s(self, work: Work) -> float:
+        """Seconds of one step."""
+        return float(np.max(self.step(work).total))
+
+    def copy_s(self, num_bytes: float) -> float:
+        """Seconds until bytes of pages or shards have come from a peer."""
+        return float(ops.copy_s(self.profile, num_bytes))
+
+    def disturbance_s(self, num_bytes: float) -> float:
+        """Seconds by which copies that read and write `num_bytes` of a rank's memory hold up its step."""
+        if self._overlapped:
+            return num_bytes / self.profile.memory.bandwidth.value
+        return self.copy_s(num_bytes)
+
+    @property
+    def keeps(self) -> float:
+        """Tokens that a row attends to at most; infinite where attention is dense."""
+        return self._attention.keeps
 
     # ---- parts
 

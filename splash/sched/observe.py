@@ -14,7 +14,13 @@ from splash.sched.record import Record
 
 
 def load_of(
-    step: int, running: Collection[Record], waiting: Collection[Record], target: str, *, memory_bound: bool
+    step: int,
+    running: Collection[Record],
+    waiting: Collection[Record],
+    target: str,
+    *,
+    memory_bound: bool,
+    decode_s: float | None,
 ) -> Load:
     """The work at hand, for a policy."""
     return Load(
@@ -25,6 +31,7 @@ def load_of(
         waiting=[len(r.tokens) for r in waiting],
         memory_bound=memory_bound,
         target=target,
+        decode_s=decode_s,
     )
 
 

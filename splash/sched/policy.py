@@ -25,6 +25,8 @@ class Load:
     memory_bound: bool
     """A request waits for pages, or was preempted lately."""
     target: str
+    decode_s: float | None = None
+    """Observed seconds, from end to end, of late steps of decodes alone under the target; None: there were none."""
 
     @property
     def running(self) -> int:
@@ -43,7 +45,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A new target. `predicted` maps layouts to the figure the policy compared, if it has one."""
+    """A target: a new one, or the present one. `predicted` maps layouts to the seconds that the policy expects of a
+    step of decodes, if it predicts any."""
 
     target: str
     reason: str
@@ -51,7 +54,8 @@ class Decision:
 
 
 class Policy(Protocol):
-    """Asked every few steps, while ranks compute; answers None to stay. Deterministic in what it is given."""
+    """Asked every few steps, while ranks compute, and before the first step after an idle time. Staying is None, or the
+    present target again with predictions. Deterministic in what it is given."""
 
     name: str
     period_steps: int

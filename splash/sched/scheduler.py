@@ -16,6 +16,7 @@ from splash.core.events import (
     Event,
     EventSink,
     FirstToken,
+    PolicyAsked,
     RequestAdmitted,
     RequestArrived,
     RequestFinished,
@@ -121,6 +122,7 @@ class Scheduler:
         """Targets that did not fit, with the free pages of that moment: not asked for again until there are more."""
         self._last_end_s: float | None = None
         self._step_s = 0.0
+        self._decode_s: float | None = None
         self._page_copy_floor = memory.pages.token_bytes * memory.pages.block_size
         self._next_sample_s = 0.0
         self._memory_bound_step = -(10**9)
@@ -224,6 +226,8 @@ class Scheduler:
             self._last_end_s = None
             return None
         if not self.running:
+            if self._policy is not None and len(self.waiting) and not self.switching:
+                self._ask_policy(self._index + 1)
             self._apply_target(self._index + 1)
         draft = PlanDraft(self._index + 1)
         self._flips = self.transitions.boundary(draft)
@@ -246,7 +250,8 @@ class Scheduler:
         plan = self._plan
         if plan is None:
             return
-        self._ask_policy(plan)
+        if self._policy is not None and plan.index >= self._next_question() and not self.switching:
+            self._ask_policy(plan.index)
         self._apply_target(plan.index)
         if self._config.rebalance and plan.index % REBALANCE_PERIOD == 0 and not self.switching:
             self.rebalance()
@@ -343,7 +348,7 @@ class Scheduler:
         rows = len(self._decodes)
         for started_s, ended_s in times:
             self._index += 1
-            boundary = self._note_times(started_s, ended_s)
+            boundary = self._note_times(started_s, ended_s, steady=True)
             self._emit(
                 StepDone(
                     ended_s, self._index, ended_s - started_s, boundary, rows, 0, by_layout, by_rank, 0, rows
@@ -550,14 +555,34 @@ class Scheduler:
             return config.copy_bytes_per_step
         return max(self._page_copy_floor, int(config.copy_share * self._step_s * config.copy_bytes_per_s))
 
-    def _ask_policy(self, plan: StepPlan) -> None:
-        if self._policy is None or plan.index < self._next_question() or self.transitions.switch is not None:
-            return
-        self._asked = plan.index
-        bound = plan.index - self._memory_bound_step <= MEMORY_BOUND_STEPS
-        load = load_of(plan.index, self.running.values(), list(self.waiting), self.target, memory_bound=bound)
+    def _ask_policy(self, step: int) -> None:
+        """Put the question, and want what the answer says; a target that was refused only with more free pages."""
+        assert self._policy is not None
+        self._asked = step
+        load = load_of(
+            step,
+            self.running.values(),
+            list(self.waiting),
+            self.target,
+            memory_bound=step - self._memory_bound_step <= MEMORY_BOUND_STEPS,
+            decode_s=self._decode_s,
+        )
         decision = self._policy.decide(load)
-        if decision is not None and self._free_pages() > self._refused.get(decision.target, -1):
+        if decision is None:
+            return
+        if decision.predicted:
+            self._emit(
+                PolicyAsked(
+                    self._clock.now(),
+                    step,
+                    self.target,
+                    decision.target,
+                    decision.reason,
+                    decision.predicted,
+                    self._decode_s,
+                )
+            )
+        if decision.target != self.target and self._free_pages() > self._refused.get(decision.target, -1):
             self._wanted = decision.target, decision.reason, decision.predicted
 
     def _next_question(self) -> int:
@@ -625,7 +650,8 @@ class Scheduler:
         if not plan.num_rows:
             self._last_end_s = None
             return
-        boundary = self._note_times(result.started_s, result.ended_s)
+        steady = not plan.chunks and not self.switching
+        boundary = self._note_times(result.started_s, result.ended_s, steady=steady)
         switch = self.transitions.switch
         if switch is not None:
             switch.max_boundary_s = max(switch.max_boundary_s, boundary)
@@ -645,13 +671,20 @@ class Scheduler:
             )
         )
 
-    def _note_times(self, started_s: float, ended_s: float) -> float:
-        """Keeps the running mean of a step's time; returns the boundary before it."""
-        boundary = 0.0 if self._last_end_s is None else started_s - self._last_end_s
-        self._last_end_s = ended_s
+    def _note_times(self, started_s: float, ended_s: float, *, steady: bool) -> float:
+        """Keeps the running means of a step's time; returns the boundary before it. `steady`: decodes alone, all of
+        them where the target wants them."""
+        last_end_s, self._last_end_s = self._last_end_s, ended_s
         forward_s = ended_s - started_s
         self._step_s = 0.8 * self._step_s + 0.2 * forward_s if self._step_s else forward_s
-        return boundary
+        if last_end_s is None:
+            return 0.0
+        if steady:
+            step_s = ended_s - last_end_s
+            self._decode_s = step_s if self._decode_s is None else 0.8 * self._decode_s + 0.2 * step_s
+        else:
+            self._decode_s = None
+        return started_s - last_end_s
 
     def _emit(self, event: Event) -> None:
         self._events.append(event)

@@ -1,0 +1,316 @@
+"""A policy that predicts, for each layout, how long the work at hand takes, and weighs a change against its cost.
+
+What is at hand: the prompt tokens still to be computed, and the next tokens of every request that runs or waits. How
+many requests a layout can admit is part of its prediction: where KV memory binds, a layout that holds more tokens
+serves more rows a step. How long a request will go on is not known; it is expected to go on for as long as it has
+(which for heavy-tailed lengths is about right, and errs on the side of short ones), and the advantage of a layout is
+expected to last as long as the work that it was computed from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from splash.layout.layouts import LAYOUTS, Layout, Placement, Projection, assigned
+from splash.layout.work import DecodeRows, PromptRows, Work
+from splash.sched.batch import RowBytes, chunk_method
+from splash.sched.policy import Decision, Load
+
+Objective = Literal["throughput", "latency", "goodput"]
+
+
+class Prices(Protocol):
+    """What the policy asks of a cost model."""
+
+    ranks: int
+    keeps: float
+    """Tokens that a row attends to at most; infinite where attention is dense."""
+
+    def step_s(self, work: Work) -> float:
+        """Seconds of one step."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What one layout holds, in tokens, and what moving to it takes."""
+
+    tokens: int
+    """Distinct tokens over all ranks."""
+    request_tokens: int
+    """Of the longest single request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the deployment allows: what batches are made of, and what a move costs."""
+
+    room: Mapping[str, Room]
+    """By layout."""
+    max_running: int
+    token_budget: int
+    row_bytes: RowBytes
+    token_bytes: int
+    """KV of one token, all groups and layers."""
+    groups: int
+    """KV groups."""
+    shard_bytes: int
+    """One head shard of the attention weights that change place."""
+    copy_bytes_per_s: float
+    """At which background copies arrive on a rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caution:
+    """How sure the policy wants to be."""
+
+    margin: float = 0.02
+    """Share of the time by which another layout must be faster."""
+    dwell_steps: int = 32
+    """Steps a target is kept at least."""
+    window_steps: int = 64
+    """Decode steps that are looked ahead, where prompts do not need more."""
+    correction_weight: float = 0.1
+    """Of one observation in the running ratio of observed to predicted time."""
+
+
+CAUTIOUS = Caution()
+RECKLESS = Caution(margin=0.0, dwell_steps=0)
+"""For free switches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Seconds within which a good request stays; None: anything."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What one layout would make of the load."""
+
+    layout: Layout
+    rows: int
+    """Requests that decode in a step."""
+    decode_s: float
+    """Of a step of decodes alone."""
+    prompt_s: float
+    """Of all prompt tokens at hand, beyond the decodes beside them."""
+    seconds: float
+    """The figure compared: until the work of the window is done (throughput), or what a request feels of it."""
+
+
+class PredictivePolicy:
+    """Predicts every layout and changes to the best where that pays. A margin, a dwell and the time that a move takes
+    keep it from flapping. Deterministic in what it is given."""
+
+    name = "auto (cost model)"
+    period_steps = 8
+    calm_period_steps = 32
+
+    def __init__(
+        self,
+        prices: Prices,
+        limits: Limits,
+        *,
+        caution: Caution = CAUTIOUS,
+        objective: Objective = "throughput",
+        targets: Targets = Targets(),
+        free: bool = False,
+    ) -> None:
+        """`free`: a change costs nothing and takes no time (the oracle)."""
+        self._prices = prices
+        self._limits = limits
+        self._caution = caution
+        self._objective = objective
+        self._targets = targets
+        self._free = free
+        self._changed_at = -(10**9)
+        self._correction = dict.fromkeys(LAYOUTS, 1.0)
+
+    def decide(self, load: Load) -> Decision | None:
+        num_requests = load.running + len(load.waiting)
+        if not num_requests:
+            return None
+        self._observe(load)
+        forecasts = {name: self._forecast(load, layout) for name, layout in LAYOUTS.items()}
+        predicted = {name: f.decode_s for name, f in forecasts.items() if f is not None}
+        present = forecasts[load.target]
+        possible = [f for f in forecasts.values() if f is not None]
+        if not possible:
+            return None
+        best = min(possible, key=lambda f: f.seconds)
+        stay = Decision(load.target, "", predicted)
+        if best is present or load.step - self._changed_at < self._caution.dwell_steps:
+            return stay
+        if present is not None and not self._pays(load, present, best):
+            return stay
+        self._changed_at = load.step
+        return Decision(best.layout.name, _reason(load, present, best), predicted)
+
+    # ---- what a layout would make of it
+
+    def _forecast(self, load: Load, layout: Layout) -> Forecast | None:
+        """None if the layout cannot hold what runs."""
+        room, limits = self._limits.room[layout.name], self._limits
+        done = [length for length, _ in load.prompts]
+        left = [tokens for _, tokens in load.prompts]
+        resident = sum(load.lengths) + sum(done)
+        longest = max(max(load.lengths, default=0), max(map(sum, load.prompts), default=0))
+        if resident > room.tokens or longest > room.request_tokens:
+            return None
+        everyone = load.running + len(load.waiting)
+        ahead = self._expected_outputs(load)
+        mean = (resident + sum(left) + sum(load.waiting)) / everyone + ahead / 2
+        admitted = max(1, min(everyone, limits.max_running, int(room.tokens / mean)))
+        decoding = self._decoding(load, layout, admitted)
+        decode_s = self._prices.step_s(decoding) * self._correction[layout.name]
+        pending = sum(left) + sum(load.waiting)
+        prompt_s = self._prompt_s(load, layout, decoding, decode_s, pending) if pending else 0.0
+        chunks = -(-pending // limits.token_budget)
+        window = min(ahead, max(self._caution.window_steps, chunks))
+        seconds = self._score(
+            prompt_s=prompt_s, decode_s=decode_s, window=window, crowd=everyone / admitted, chunks=chunks
+        )
+        return Forecast(layout, admitted, decode_s, prompt_s, seconds)
+
+    def _score(self, *, prompt_s: float, decode_s: float, window: float, crowd: float, chunks: int) -> float:
+        """Seconds to compare, by objective. `crowd`: requests at hand for each that is served at a time."""
+        throughput = prompt_s + window * decode_s * crowd
+        if self._objective == "throughput":
+            return throughput
+        wait = prompt_s + chunks * decode_s
+        if self._objective == "latency":
+            return wait * crowd + window * decode_s
+        late = max(0.0, wait / self._targets.ttft_s - 1) if self._targets.ttft_s else 0.0
+        slow = max(0.0, decode_s / self._targets.tpot_s - 1) if self._targets.tpot_s else 0.0
+        return throughput * (1 + late + slow)
+
+    def _decoding(self, load: Load, layout: Layout, admitted: int) -> Work:
+        """A step of `admitted` decodes with the lengths of those that run, and prompts that are to become decodes."""
+        lengths = [*load.lengths, *map(sum, load.prompts)]
+        lengths += load.waiting[: max(0, admitted - len(lengths))]
+        keeps, ranks = self._prices.keeps, self._prices.ranks
+        context, count = sum(lengths), len(lengths)
+        selected = context if max(lengths) <= keeps else sum(min(n, keeps) for n in lengths)
+        if layout.placement is Placement.BY_HEAD:
+            return Work((DecodeRows(assigned(layout, 0), count, context, selected),), sampled=count)
+        shares = _shares(
+            count, context, selected, max(lengths), ranks, even=layout.placement is Placement.STRIPED
+        )
+        groups = tuple(
+            DecodeRows(assigned(layout, home), rows, tokens, chosen)
+            for home, (rows, tokens, chosen) in enumerate(shares)
+            if rows
+        )
+        return Work(groups, sampled=count)
+
+    def _prompt_s(self, load: Load, layout: Layout, decoding: Work, decode_s: float, pending: int) -> float:
+        """Seconds that all prompt tokens at hand add to the decodes beside them: those of a typical chunk, scaled."""
+        limits, ranks = self._limits, self._prices.ranks
+        sizes = [left for _, left in load.prompts] + list(load.waiting)
+        history = sum(done for done, _ in load.prompts) / len(sizes)
+        budget = max(1, min(pending, limits.token_budget - min(decoding.num_rows, limits.token_budget - 1)))
+        at_once = max(1, min(len(sizes), round(budget * len(sizes) / pending)))
+        count = budget // at_once
+        start = int(history + max(0.0, pending / len(sizes) - count) / 2)
+        chunks = []
+        for number in range(at_once):
+            at = assigned(layout, 0 if layout.placement is Placement.BY_HEAD else number % ranks)
+            method = chunk_method(at, start, count, limits.row_bytes, ranks)
+            chunks.append(PromptRows(at, method, start, count))
+        mixed = Work(decoding.decodes, tuple(chunks), decoding.sampled)
+        mixed_s = self._prices.step_s(mixed) * self._correction[layout.name]
+        return max(0.0, mixed_s - decode_s) * pending / (at_once * count)
+
+    def _expected_outputs(self, load: Load) -> float:
+        """Tokens that a request is expected to go on for: as many as it has generated."""
+        mean = sum(load.outputs) / len(load.outputs) if load.outputs else 0.0
+        return max(float(self._caution.window_steps), mean)
+
+    # ---- whether it pays
+
+    def _pays(self, load: Load, present: Forecast, best: Forecast) -> bool:
+        """The gain over the time that the advantage lasts exceeds what the move costs."""
+        if best.seconds >= present.seconds * (1 - self._caution.margin):
+            return False
+        if self._free:
+            return True
+        moving_s = self._moved_bytes(load, present.layout, best.layout) / self._limits.copy_bytes_per_s
+        lasts_s = present.prompt_s + self._expected_outputs(load) * present.decode_s
+        gain = 1 - best.seconds / present.seconds
+        return lasts_s > moving_s and gain * (lasts_s - moving_s) > self._caution.margin * moving_s
+
+    def _moved_bytes(self, load: Load, old: Layout, new: Layout) -> float:
+        """Bytes that a rank receives, weights and KV together, as a mean over ranks (REFERENCE §3)."""
+        ranks, groups = self._prices.ranks, self._limits.groups
+        f = 1 - 1 / ranks
+        tokens = sum(load.lengths) + sum(done for done, _ in load.prompts)
+        kv = float(tokens * self._limits.token_bytes)
+        weights = 0.0
+        if new.projection is Projection.FULL and old.projection is not Projection.FULL:
+            weights = (ranks - 1) * float(self._limits.shard_bytes)
+        if new.placement is old.placement:
+            return weights
+        if new.placement is Placement.BY_HEAD:
+            return weights + f * kv / groups
+        if old.placement is Placement.BY_HEAD:
+            return weights + (1 - 1 / groups) * kv / ranks
+        return weights + f * kv / ranks
+
+    def _observe(self, load: Load) -> None:
+        """Learn how the present layout's decode steps compare with their prediction."""
+        if load.decode_s is None or not load.lengths or load.prompts:
+            return
+        layout = LAYOUTS[load.target]
+        work = self._decoding(
+            Load(
+                step=load.step,
+                lengths=load.lengths,
+                outputs=load.outputs,
+                prompts=(),
+                waiting=(),
+                memory_bound=False,
+                target=load.target,
+                decode_s=None,
+            ),
+            layout,
+            len(load.lengths),
+        )
+        ratio = load.decode_s / self._prices.step_s(work)
+        weight = self._caution.correction_weight
+        self._correction[load.target] += weight * (ratio - self._correction[load.target])
+
+
+def _shares(
+    count: int, context: float, selected: float, longest: int, ranks: int, *, even: bool
+) -> list[tuple[int, float, float]]:
+    """Rows, context and selected tokens by home, balanced as far as whole requests allow: the home of the longest
+    request has at least that one. `even`: stripes share the tokens whatever the homes."""
+    rows = [count // ranks + (home < count % ranks) for home in range(ranks)]
+    if even:
+        return [(n, context * n / count, selected * n / count) for n in rows]
+    first = max(context / ranks, float(longest)) if count > 1 else context
+    others = (context - first) / max(1, min(count, ranks) - 1)
+    shares = []
+    for home, n in enumerate(rows):
+        tokens = first if home == 0 else others if n else 0.0
+        shares.append((n, tokens, tokens * selected / context))
+    return shares
+
+
+def _reason(load: Load, present: Forecast | None, best: Forecast) -> str:
+    what = f"{load.running} running, {len(load.waiting)} waiting, mean context {load.mean_context}"
+    if present is None:
+        return f"{load.target} cannot hold it: {what}"
+    faster = 100 * (1 - best.seconds / present.seconds)
+    more = f", {best.rows} rows a step instead of {present.rows}" if best.rows != present.rows else ""
+    step = f"decode step {best.decode_s * 1e3:.3g} ms instead of {present.decode_s * 1e3:.3g}"
+    prompts = ""
+    if best.prompt_s or present.prompt_s:
+        prompts = f", prompts {best.prompt_s:.3g} s instead of {present.prompt_s:.3g}"
+    return f"{faster:.0f} % less time: {step}{prompts}{more}; {what}"

@@ -1,0 +1,125 @@
+"""Folds the events of a simulated run into its result."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from splash.core.events import (
+    Event,
+    FirstToken,
+    PolicyAsked,
+    PoolSampled,
+    RequestArrived,
+    RequestFinished,
+    RequestPreempted,
+    RunStarted,
+    StepDone,
+    SwitchDone,
+    TargetChanged,
+)
+from splash.sim.result import RequestTimes, RunResult, Sample, SwitchRecord, Targets, run_result
+
+
+class Recorder:
+    """An event sink."""
+
+    def __init__(self) -> None:
+        self._arrived: dict[int, tuple[float, int]] = {}
+        self._first: dict[int, float] = {}
+        self._done: list[RequestTimes] = []
+        self._gaps: Counter[float] = Counter()
+        self._shares: Counter[str] = Counter()
+        self._switches: list[SwitchRecord] = []
+        self._samples: list[Sample] = []
+        self._preemptions = self._decisions = self._steps = 0
+        self._target = ""
+        self._since_s = self._last_s = 0.0
+        self._decided_s: dict[str, float] = {}
+        self._tokens = self._sampled_tokens = 0
+        self._sampled_s = 0.0
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case StepDone():
+                self._step(event)
+            case RequestArrived(t, request, num_prompt):
+                self._arrived[request] = t, num_prompt
+            case FirstToken(t, request):
+                self._first[request] = t
+            case RequestFinished(t, request, _, num_tokens):
+                arrival_s, num_prompt = self._arrived.pop(request)
+                first_s = self._first.pop(request)
+                self._done.append(RequestTimes(arrival_s, first_s, t, num_prompt, num_tokens))
+            case RequestPreempted():
+                self._preemptions += 1
+            case RunStarted(t, target=target):
+                self._target, self._since_s = target, t
+            case TargetChanged(t, _, old, new):
+                self._shares[old] += t - self._since_s
+                self._target, self._since_s = new, t
+            case SwitchDone():
+                self._switches.append(
+                    SwitchRecord(
+                        event.t - event.seconds,
+                        event.old,
+                        event.new,
+                        event.reason,
+                        event.seconds,
+                        event.bytes_received,
+                        event.steps,
+                        event.outcome,
+                    )
+                )
+            case PolicyAsked():
+                self._decisions += 1
+            case PoolSampled():
+                self._sample(event)
+            case _:
+                pass
+
+    def result(self, layout: str, *, targets: Targets, wall_s: float) -> RunResult:
+        """Of a run that has ended."""
+        shares = Counter(self._shares)
+        shares[self._target] += self._last_s - self._since_s
+        total = sum(shares.values()) or 1.0
+        return run_result(
+            layout,
+            requests=self._done,
+            gaps=self._gaps,
+            targets=targets,
+            preemptions=self._preemptions,
+            time_share={name: share / total for name, share in shares.items() if share > 0},
+            switches=self._switches,
+            samples=self._samples,
+            decisions=self._decisions,
+            steps=self._steps,
+            wall_s=wall_s,
+        )
+
+    def _step(self, event: StepDone) -> None:
+        """Each decode row gets its token as long after the one before it as the last step with rows is ago."""
+        if event.decode_rows:
+            self._gaps[event.t - self._last_s] += event.decode_rows
+        self._last_s = event.t
+        self._steps += 1
+        self._tokens += event.tokens
+
+    def _sample(self, event: PoolSampled) -> None:
+        used = total = 0
+        for pages in event.pages:
+            here = sum(pages.values()) - pages["weight"]
+            total += here
+            used += here - pages["free"]
+        passed = event.t - self._sampled_s
+        rate = (self._tokens - self._sampled_tokens) / passed if passed > 0 else 0.0
+        self._sampled_s, self._sampled_tokens = event.t, self._tokens
+        self._samples.append(
+            Sample(
+                event.t,
+                self._target,
+                sum(event.running.values()),
+                event.waiting,
+                used / total if total else 0.0,
+                rate,
+            )
+        )

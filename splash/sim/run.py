@@ -1,0 +1,157 @@
+"""One workload served on a virtual clock, by the engine's own scheduler.
+
+A step is: what is due arrives, the scheduler plans, the executor prices, the result comes back. Where the scheduler is
+sure that the next steps only repeat the last one, they are made at once.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+from splash.core.errors import CapacityError, RequestError
+from splash.core.events import Event, EventSink, RequestFinished, RunStarted
+from splash.core.params import SamplingParams
+from splash.core.request import Request
+from splash.sched.scheduler import Scheduler
+from splash.sched.step import StepPlan
+from splash.sim.clock import VirtualClock, seconds
+from splash.sim.executor import CostExecutor
+from splash.sim.workload import Arrival, Workload, nanoseconds
+
+MAX_JUMP = 256
+"""Steps that are priced at once."""
+
+
+class Arrivals:
+    """The requests of a workload that have not come yet. One that waits for another is due once that has ended."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._arrivals = workload.arrivals
+        self._due = [(x.time_ns, index) for index, x in enumerate(self._arrivals) if x.after is None]
+        self._followers: dict[int, list[int]] = defaultdict(list)
+        for index, arrival in enumerate(self._arrivals):
+            if arrival.after is not None:
+                self._followers[arrival.after].append(index)
+        heapq.heapify(self._due)
+
+    @property
+    def next_ns(self) -> int | None:
+        """When the next one comes; None if none is due at a known time."""
+        return self._due[0][0] if self._due else None
+
+    def take(self, now_ns: int) -> Iterable[tuple[int, int, Arrival]]:
+        """(time, index, arrival) of those that have come by now, in order."""
+        while self._due and self._due[0][0] <= now_ns:
+            time_ns, index = heapq.heappop(self._due)
+            yield time_ns, index, self._arrivals[index]
+
+    def ended(self, index: int, now_ns: int) -> None:
+        """A request has ended: those that wait for it come after their delay."""
+        for follower in self._followers.pop(index, ()):
+            arrival = self._arrivals[follower]
+            heapq.heappush(self._due, (max(arrival.time_ns, now_ns + arrival.delay_ns), follower))
+
+
+class Simulation:
+    """Drives a scheduler and an executor over one workload. Made for one run."""
+
+    def __init__(
+        self,
+        *,
+        scheduler: Callable[[VirtualClock, EventSink], Scheduler],
+        executor: Callable[[VirtualClock], CostExecutor],
+        workload: Workload,
+        sinks: Iterable[EventSink],
+        started: RunStarted,
+        jumps: bool = True,
+        on_plan: Callable[[StepPlan], None] | None = None,
+    ) -> None:
+        """`scheduler` and `executor` are made on the run's clock. `jumps` False takes every step by itself (a test).
+        `on_plan` sees the plan of each step that is taken by itself."""
+        self._clock = VirtualClock()
+        self._sinks = tuple(sinks)
+        self._scheduler = scheduler(self._clock, self._emit)
+        self._executor = executor(self._clock)
+        self._arrivals = Arrivals(workload)
+        self._jumps = jumps
+        self._on_plan = on_plan
+        self.refused: list[tuple[int, RequestError]] = []
+        """Requests that could not be served, by index."""
+        self._emit(started)
+
+    def run(self) -> None:
+        """Until everything that will arrive has been served."""
+        while self.step():
+            pass
+        self._scheduler.drain_events()
+
+    def step(self) -> bool:
+        """One step, or several alike; False when nothing is left to do."""
+        self._take_arrivals()
+        if self._jumps and self._jump():
+            return True
+        if self._single():
+            return True
+        next_ns = self._arrivals.next_ns
+        if next_ns is None:
+            return False
+        self._clock.move_to(max(self._clock.now_ns, next_ns))
+        return True
+
+    @property
+    def now_s(self) -> float:
+        return self._clock.now()
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self._scheduler
+
+    # ---- parts
+
+    def _take_arrivals(self) -> None:
+        for time_ns, index, arrival in self._arrivals.take(self._clock.now_ns):
+            params = SamplingParams(max_tokens=arrival.output_tokens, ignore_eos=True)
+            request = Request(index, (0,) * arrival.prompt_tokens, params, arrival_s=seconds(time_ns))
+            try:
+                self._scheduler.add(request)
+            except RequestError as error:
+                self.refused.append((index, error))
+                self._arrivals.ended(index, self._clock.now_ns)
+
+    def _single(self) -> bool:
+        plan = self._scheduler.schedule()
+        if plan is None:
+            self._scheduler.drain_events()
+            if self._scheduler.has_work():
+                raise CapacityError("requests wait, nothing runs, and none of them can be given pages")
+            return False
+        if self._on_plan is not None:
+            self._on_plan(plan)
+        self._executor.submit(plan)
+        self._scheduler.prepare()
+        self._scheduler.update(self._executor.collect())
+        return True
+
+    def _jump(self) -> bool:
+        """Steps that end before the next arrival, all but the last of them."""
+        num_steps = min(self._scheduler.steady_steps(), MAX_JUMP)
+        if num_steps < 2:
+            return False
+        start_ns = self._clock.now_ns
+        ends = self._executor.ends_ahead(num_steps)
+        next_ns = self._arrivals.next_ns
+        if next_ns is not None:
+            ends = ends[: sum(end < next_ns for end in ends) + 1]
+        starts = [start_ns, *ends]
+        made = self._scheduler.jump([(seconds(a), seconds(b)) for a, b in zip(starts, ends, strict=False)])
+        if made:
+            self._executor.advance(made, ends[made - 1])
+        return made > 0
+
+    def _emit(self, event: Event) -> None:
+        if isinstance(event, RequestFinished):
+            self._arrivals.ended(event.request, nanoseconds(event.t))
+        for sink in self._sinks:
+            sink(event)
