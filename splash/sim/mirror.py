@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from splash.layout.layouts import Assignment
 from splash.layout.work import DecodeRows, PromptRows, Work
 from splash.sched.step import StepPlan
-
 
 Steps = NDArray[np.int64]
 """How many steps with decodes there have been, for each of the steps asked for."""

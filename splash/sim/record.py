@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from splash.core.events import (
     Event,
@@ -24,11 +24,13 @@ class Recorder:
     """An event sink."""
 
     def __init__(self) -> None:
-        self._arrived: dict[int, tuple[float, int]] = {}
-        self._first: dict[int, float] = {}
+        self._prompts: dict[int, int] = {}
+        self._first: dict[int, tuple[float, float]] = {}
+        """(arrival, first token), seconds."""
         self._done: list[RequestTimes] = []
         self._gaps: Counter[float] = Counter()
-        self._shares: Counter[str] = Counter()
+        self._shares: defaultdict[str, float] = defaultdict(float)
+        """Seconds by target."""
         self._switches: list[SwitchRecord] = []
         self._samples: list[Sample] = []
         self._preemptions = self._decisions = self._steps = 0
@@ -42,21 +44,19 @@ class Recorder:
         match event:
             case StepDone():
                 self._step(event)
-            case RequestArrived(t, request, num_prompt):
-                self._arrived[request] = t, num_prompt
-            case FirstToken(t, request):
-                self._first[request] = t
-            case RequestFinished(t, request, _, num_tokens):
-                arrival_s, num_prompt = self._arrived.pop(request)
-                first_s = self._first.pop(request)
-                self._done.append(RequestTimes(arrival_s, first_s, t, num_prompt, num_tokens))
+            case RequestArrived():
+                self._prompts[event.request] = event.num_prompt
+            case FirstToken():
+                self._first[event.request] = event.t - event.ttft_s, event.t
+            case RequestFinished():
+                self._finished(event)
             case RequestPreempted():
                 self._preemptions += 1
-            case RunStarted(t, target=target):
-                self._target, self._since_s = target, t
-            case TargetChanged(t, _, old, new):
-                self._shares[old] += t - self._since_s
-                self._target, self._since_s = new, t
+            case RunStarted():
+                self._target, self._since_s = event.target, event.t
+            case TargetChanged():
+                self._shares[event.old] += event.t - self._since_s
+                self._target, self._since_s = event.new, event.t
             case SwitchDone():
                 self._switches.append(
                     SwitchRecord(
@@ -79,7 +79,7 @@ class Recorder:
 
     def result(self, layout: str, *, targets: Targets, wall_s: float) -> RunResult:
         """Of a run that has ended."""
-        shares = Counter(self._shares)
+        shares = defaultdict(float, self._shares)
         shares[self._target] += self._last_s - self._since_s
         total = sum(shares.values()) or 1.0
         return run_result(
@@ -95,6 +95,11 @@ class Recorder:
             steps=self._steps,
             wall_s=wall_s,
         )
+
+    def _finished(self, event: RequestFinished) -> None:
+        arrival_s, first_s = self._first.pop(event.request)
+        prompt = self._prompts.pop(event.request)
+        self._done.append(RequestTimes(arrival_s, first_s, event.t, prompt, event.num_tokens))
 
     def _step(self, event: StepDone) -> None:
         """Each decode row gets its token as long after the one before it as the last step with rows is ago."""

@@ -11,14 +11,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 from splash.core.errors import CapacityError, RequestError
-from splash.core.events import Event, EventSink, RequestFinished, RunStarted
+from splash.core.events import Event, EventSink, RunStarted
 from splash.core.params import SamplingParams
 from splash.core.request import Request
 from splash.sched.scheduler import Scheduler
 from splash.sched.step import StepPlan
 from splash.sim.clock import VirtualClock, seconds
 from splash.sim.executor import CostExecutor
-from splash.sim.workload import Arrival, Workload, nanoseconds
+from splash.sim.workload import Arrival, Workload
 
 MAX_JUMP = 256
 """Steps that are priced at once."""
@@ -131,7 +131,9 @@ class Simulation:
             self._on_plan(plan)
         self._executor.submit(plan)
         self._scheduler.prepare()
-        self._scheduler.update(self._executor.collect())
+        for output in self._scheduler.update(self._executor.collect()):
+            if output.finish_reason is not None:
+                self._arrivals.ended(output.request, self._clock.now_ns)
         return True
 
     def _jump(self) -> bool:
@@ -151,7 +153,5 @@ class Simulation:
         return made > 0
 
     def _emit(self, event: Event) -> None:
-        if isinstance(event, RequestFinished):
-            self._arrivals.ended(event.request, nanoseconds(event.t))
         for sink in self._sinks:
             sink(event)
