@@ -140,7 +140,7 @@ def block_bytes(spec: ModelSpec, storage: KVStorage, *, ranks: int, block_size: 
     ConfigError if a block does not hold whole pools of the indexer.
     """
     return sum(
-        _field_bytes(spec, field, storage) * _entries(field, block_size)
+        field_bytes(spec, field, storage) * _entries(field, block_size)
         for layer in range(spec.num_layers)
         for field in spec.layer_kv_fields(layer, ranks)
     )
@@ -152,7 +152,7 @@ def token_bytes(spec: ModelSpec, storage: KVStorage, *, ranks: int) -> float:
     return block_bytes(spec, storage, ranks=ranks, block_size=pool) / pool
 
 
-def _field_bytes(spec: ModelSpec, field: KVField, storage: KVStorage) -> int:
+def field_bytes(spec: ModelSpec, field: KVField, storage: KVStorage) -> int:
     """Bytes of one entry of a field. In FP8 the rope key beside a latent stays in BF16 (MODELS §3.2)."""
     dtype = storage.index if field.name == "index" else storage.kv
     if dtype != "fp8":

@@ -1,0 +1,206 @@
+"""A model on simulated hardware: memory as a rank divides it, the cost of its steps, and the scheduler over both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from splash.core.config import SchedulerConfig
+from splash.core.errors import CapacityError
+from splash.core.events import EventSink, RunStarted
+from splash.hw.cost import CostModel
+from splash.hw.precision import Precision
+from splash.hw.profile import HardwareProfile
+from splash.kv.geometry import PoolGeometry
+from splash.kv.sections import Field, PageFormat, Section
+from splash.kv.slots import MemoryPlan, ShardFormat
+from splash.kv.state import row_alignment, state_format, state_sections
+from splash.layout.capacity import PoolRoom, RankMemory, rank_memory, request_tokens, total_tokens
+from splash.layout.holders import Topology
+from splash.layout.layouts import LAYOUTS
+from splash.sched.batch import RowBytes
+from splash.sched.policy import Policy
+from splash.sched.predictive import Limits, Room
+from splash.sched.scheduler import Scheduler
+from splash.sched.step import Clock
+from splash.spec.model import ModelSpec
+from splash.spec.storage import field_bytes, kv_storage, token_bytes, weight_storage
+
+BLOCK_SIZE = 64
+"""Tokens of a page on GPUs (DESIGN §3)."""
+COPY_SHARE = 0.5
+"""Share of the copy bandwidth that background copies may take, where they run beside the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a model is deployed; what the command line can set."""
+
+    ranks: int = 8
+    memory_fraction: float = 0.9
+    weights: str = "bfloat16"
+    kv: str = "bfloat16"
+    request_tokens: int | None = None
+    """Of a typical request, over which a recurrent state is shared out; None where there is none."""
+    token_budget: int = 8192
+    max_running: int = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class SimDeployment:
+    """Everything about a run but its requests. Made by `deploy`."""
+
+    model: str
+    profile: HardwareProfile
+    spec: ModelSpec
+    settings: Settings
+    rank: RankMemory
+    memory: MemoryPlan
+    topo: Topology
+    cost: CostModel
+    config: SchedulerConfig
+
+    def scheduler(
+        self,
+        clock: Clock,
+        emit: EventSink,
+        *,
+        target: str,
+        policy: Policy | None,
+        config: SchedulerConfig | None = None,
+    ) -> Scheduler:
+        return Scheduler(
+            memory=self.memory,
+            topo=self.topo,
+            config=config or self.config,
+            rows=RowBytes.of(self.spec),
+            target=target,
+            policy=policy,
+            clock=clock,
+            emit=emit,
+        )
+
+    def limits(self) -> Limits:
+        """What the policy has to know of it."""
+        geometry, size = self.memory.geometry, self.memory.pages.block_size
+        room = PoolRoom(geometry.kv_pages(1), geometry.kv_pages(self.topo.ranks))
+        return Limits(
+            room={
+                name: Room(
+                    total_tokens(layout, room, self.topo, size), request_tokens(layout, room, self.topo, size)
+                )
+                for name, layout in LAYOUTS.items()
+            },
+            max_running=self.config.max_running,
+            token_budget=self.config.token_budget,
+            row_bytes=RowBytes.of(self.spec),
+            token_bytes=self.memory.pages.token_bytes * self.topo.groups,
+            groups=self.topo.groups,
+            shard_bytes=geometry.shard_bytes,
+            copy_bytes_per_s=self.config.copy_share * self.config.copy_bytes_per_s,
+        )
+
+    def started(self, target: str, policy: str) -> RunStarted:
+        geometry = self.memory.geometry
+        return RunStarted(
+            t=0.0,
+            model=self.model,
+            hardware=f"{self.topo.ranks} × {self.profile.name} ({self.profile.device})",
+            note="simulated",
+            ranks=self.topo.ranks,
+            target=target,
+            policy=policy,
+            block_size=self.memory.pages.block_size,
+            page_bytes=geometry.page_bytes,
+            num_pages=geometry.num_pages,
+            slot_pages=geometry.slot_pages,
+        )
+
+
+def deploy(model: str, spec: ModelSpec, profile: HardwareProfile, settings: Settings) -> SimDeployment:
+    """The model on `settings.ranks` of the profile's devices; CapacityError, with numbers and what would do, if it
+    does not fit."""
+    spec.check_ranks(settings.ranks)
+    rank = memory_of(spec, profile, settings)
+    topo = Topology(settings.ranks, spec.kv_groups(settings.ranks))
+    memory = _memory_plan(model, spec, rank, settings)
+    config = SchedulerConfig(
+        max_running=settings.max_running,
+        token_budget=settings.token_budget,
+        max_chunk=settings.token_budget,
+        max_model_len=spec.max_position,
+        copy_share=COPY_SHARE,
+        copy_bytes_per_step=256 << 20,
+        copy_bandwidth=profile.memory.copy_bandwidth.value,
+        sample_period_s=1.0,
+    )
+    cost = CostModel(
+        spec=spec,
+        profile=profile,
+        ranks=settings.ranks,
+        precision=precision_of(spec, settings),
+        max_rows=settings.token_budget + settings.max_running,
+    )
+    return SimDeployment(model, profile, spec, settings, rank, memory, topo, cost, config)
+
+
+def memory_of(spec: ModelSpec, profile: HardwareProfile, settings: Settings) -> RankMemory:
+    """One rank's memory, term by term."""
+    return rank_memory(
+        spec,
+        ranks=settings.ranks,
+        device_bytes=int(profile.memory.capacity.value),
+        memory_fraction=settings.memory_fraction,
+        weights=weight_storage(settings.weights),
+        kv=kv_storage(settings.kv),
+        block_size=BLOCK_SIZE,
+        request_tokens=settings.request_tokens,
+    )
+
+
+def precision_of(spec: ModelSpec, settings: Settings) -> Precision:
+    """The number formats of a deployment. Where the device has no kernel for one, the cost model falls back."""
+    weights, kv = weight_storage(settings.weights), kv_storage(settings.kv)
+    fields = {
+        field.name: field for layer in range(spec.num_layers) for field in spec.layer_kv_fields(layer, 1)
+    }
+    index = fields.pop("index", None)
+    plain = "float32" if weights.plain == 4 else "bfloat16"
+    return Precision(
+        attention=weights.name,
+        experts=weights.name,
+        kda=plain if weights.name == "fp8_block" else weights.name,
+        dense=plain,
+        activation_bytes=weights.plain,
+        kv_bytes=float(sum(field_bytes(spec, field, kv) for field in fields.values())),
+        index_bytes=0.0 if index is None else field_bytes(spec, index, kv) / index.pool,
+    )
+
+
+def _memory_plan(model: str, spec: ModelSpec, rank: RankMemory, settings: Settings) -> MemoryPlan:
+    """The pool holds what the other weights leave: slots for every head shard, then pages."""
+    shard = rank.weights.shard
+    plain = "float32" if weight_storage(settings.weights).plain == 4 else "bfloat16"
+    kept = state_sections(spec, settings.ranks, plain)
+    align = row_alignment(kept)
+    page_bytes = -(-rank.page_bytes // align) * align
+    pool_bytes = rank.usable - rank.reserve - (rank.weights.own - shard)
+    slots = settings.ranks * -(-shard // page_bytes)
+    if pool_bytes < (slots + 2) * page_bytes:
+        raise CapacityError(_too_large(model, rank, settings))
+    geometry = PoolGeometry(pool_bytes // page_bytes, page_bytes, settings.ranks, shard)
+    one_token = Field(
+        "token", round(token_bytes(spec, kv_storage(settings.kv), ranks=settings.ranks)), 1, "bytes"
+    )
+    pages = PageFormat(BLOCK_SIZE, (Section(0, one_token, 0),), page_bytes, spec.num_layers)
+    return MemoryPlan(pages, ShardFormat((), shard), geometry, state_format(kept, page_bytes))
+
+
+def _too_large(model: str, rank: RankMemory, settings: Settings) -> str:
+    gib = 1 << 30
+    lacking = (rank.weights.full - rank.usable + rank.reserve) / gib
+    return (
+        f"{model} does not fit on {settings.ranks} ranks: weights with every head shard take"
+        f" {rank.weights.full / gib:.1f} GiB of {rank.usable / gib:.1f} GiB a rank"
+        f" ({settings.memory_fraction:.0%} of {rank.device / gib:.1f}), {max(0.0, lacking):.1f} GiB too much and"
+        f" nothing is left for KV; more --ranks, a larger --memory-fraction or a smaller --dtype would do"
+    )
