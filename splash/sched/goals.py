@@ -69,16 +69,16 @@ def balanced_homes(records: Sequence[Record], store: KVStore) -> dict[int, int]:
     return moves
 
 
-def home_for_new(records: Iterable[Record], layout: Layout, store: KVStore) -> int:
-    """The home of a request about to be admitted: the rank with the fewest tokens of this placement,
-    counting prompts that are still to be computed."""
+def tokens_held(records: Iterable[Record], layout: Layout, store: KVStore) -> list[int]:
+    """Tokens by home of the requests that go to this placement, counting prompts that are still to be computed: a new
+    request's home is the rank with the fewest. One home where the placement has none."""
     if layout.placement is Placement.BY_HEAD:
-        return 0
-    load = [0] * store.topo.ranks
+        return [0]
+    held = [0] * store.topo.ranks
     for record in records:
         if record.goal.layout.placement is layout.placement:
-            load[record.goal.home] += len(record.tokens)
-    return load.index(min(load))
+            held[record.goal.home] += len(record.tokens)
+    return held
 
 
 def room(store: KVStore) -> PoolRoom:

@@ -33,7 +33,7 @@ from splash.layout.layouts import Assignment, Layout, assigned, layout_named
 from splash.layout.rows import section_key_of
 from splash.sched.batch import RowBytes, chunk_method, share_budget
 from splash.sched.draft import PlanDraft
-from splash.sched.goals import home_for_new, request_room, room
+from splash.sched.goals import request_room, room, tokens_held
 from splash.sched.observe import load_of, pool_sample, rows_by
 from splash.sched.policy import Policy
 from splash.sched.queue import WaitingQueue
@@ -110,7 +110,8 @@ class Scheduler:
         self._decode_ids: tuple[int, ...] = ()
         self._decode_places: Counter[Assignment] = Counter()
         self._chunk_places: Counter[Assignment] = Counter()
-        self._decodes_stale = False
+        self._decodes_stale = self._decodes_thinned = False
+        """The list of decodes is to be made anew; or only some have left it."""
         self._sampling: list[Record] = []
         """Records that the step in flight samples for, in the plan's order."""
         self._index = -1
@@ -294,6 +295,7 @@ class Scheduler:
         if (
             self._gone
             or self._decodes_stale
+            or self._decodes_thinned
             or not self._decodes
             or len(self._decodes) != len(self.running)
             or self.switching
@@ -428,25 +430,29 @@ class Scheduler:
     def _leave(self, record: Record) -> None:
         """Out of the running table; the executors forget it with the next plan."""
         del self.running[record.id]
+        if record.decoding:
+            self._decode_places[record.present] -= 1
         self.transitions.forget(record, self._index)
         record.running = record.decoding = False
         record.next = None
         self._gone.append(record.id)
-        self._decodes_stale = True
+        self._decodes_thinned = True
         self._stirred = self._index + 1
 
     def _admit(self, draft: PlanDraft) -> None:
         """First come first served, while a request's whole prompt and its recurrent state fit beside those being
         computed."""
         promised: list[int] | None = None
+        held: list[int] = []
         self._blocked = False
         state = [self.store.state_pages] * self.store.topo.ranks
         while (record := self.waiting.peek()) is not None and len(self.running) < self._config.max_running:
             target = self.transitions.target
-            home = home_for_new(self.running.values(), target, self.store)
-            goal = assigned(target, home)
             if promised is None:
                 promised = self._promised()
+                held = tokens_held(self.running.values(), target, self.store)
+            home = held.index(min(held))
+            goal = assigned(target, home)
             need = self.store.missing((), goal, 0, self.store.num_blocks(len(record.tokens)))
             margin = self._config.watermark_pages if self.running else 0
             if not self._fits(_sum((need, promised, state)), margin):
@@ -460,6 +466,7 @@ class Scheduler:
             self.waiting.pop()
             self._start(record, goal, draft)
             promised = _sum((promised, need))
+            held[home] += len(record.tokens)
 
     def _fits(self, need: Sequence[int], margin: int) -> bool:
         """Room for an admission. While ranks are to be made full, the slots' room is left free for that."""
@@ -536,13 +543,17 @@ class Scheduler:
 
     def _sort_decodes(self) -> None:
         """Bring the list of decodes up to date; it changes seldom, so steady steps do nothing here."""
-        if not self._decodes_stale:
+        if self._decodes_stale:
+            decoding = [r for r in self.running.values() if r.decoding]
+            self._decodes = sorted(decoding, key=lambda r: section_key_of(r.present, True, r.id))
+            self._decode_places = Counter(r.present for r in self._decodes)
+        elif self._decodes_thinned:
+            self._decodes = [r for r in self._decodes if r.decoding]
+            self._decode_places = +self._decode_places
+        else:
             return
-        decoding = [r for r in self.running.values() if r.decoding]
-        self._decodes = sorted(decoding, key=lambda r: section_key_of(r.present, True, r.id))
         self._decode_ids = tuple(r.id for r in self._decodes)
-        self._decode_places = Counter(r.present for r in self._decodes)
-        self._decodes_stale = False
+        self._decodes_stale = self._decodes_thinned = False
 
     # ---- parts of the background
 
@@ -613,7 +624,7 @@ class Scheduler:
         for record, token in zip(self._sampling, result.tokens, strict=True):
             if not record.running:
                 continue
-            if record.num_output < len(record.forced):
+            if record.forced and record.num_output < len(record.forced):
                 token = record.forced[record.num_output]
             tokens = record.tokens
             tokens.append(token)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,45 +18,102 @@ Steps = NDArray[np.int64]
 
 @dataclass(slots=True)
 class Seen:
-    """One request. A decode row sees `offset` + (number of steps with decodes so far) tokens, its own included."""
+    """One request, by what it can see."""
 
     at: Assignment
     known: int
     """Tokens known, as long as it does not decode."""
-    offset: int = 0
-    decoding: bool = False
+    row: int | None = None
+    """Of the table of decodes."""
 
 
-class LengthMirror:
-    """Applies plans; sums over decoding requests are kept as arrays, made anew only when one comes, goes or flips."""
+class Decodes:
+    """A table of decoding requests. A row sees `offset` + (steps with decodes so far) tokens, its own included, so a
+    step changes nothing in it, and a request that comes, goes or flips changes its own row only."""
 
     def __init__(self, keeps: float) -> None:
         """`keeps`: tokens that a row attends to at most."""
         self._keeps = keeps
+        self._offsets = np.zeros(64, np.int64)
+        self._places = np.zeros(64, np.int64)
+        self._owners: list[Seen] = []
+        self._index: dict[Assignment, int] = {}
+        self._rows: list[int] = []
+        self._sums: list[int] = []
+
+    def add(self, seen: Seen, offset: int) -> None:
+        row = len(self._owners)
+        if row == len(self._offsets):
+            self._offsets = np.resize(self._offsets, 2 * row)
+            self._places = np.resize(self._places, 2 * row)
+        place = self._index.setdefault(seen.at, len(self._index))
+        if place == len(self._rows):
+            self._rows.append(0)
+            self._sums.append(0)
+        self._owners.append(seen)
+        self._offsets[row], self._places[row], seen.row = offset, place, row
+        self._rows[place] += 1
+        self._sums[place] += offset
+
+    def remove(self, seen: Seen) -> int:
+        """Its offset. The last row takes its place."""
+        row = seen.row
+        assert row is not None
+        offset, place = int(self._offsets[row]), int(self._places[row])
+        self._rows[place] -= 1
+        self._sums[place] -= offset
+        last = self._owners.pop()
+        if last is not seen:
+            end = len(self._owners)
+            self._owners[row], last.row = last, row
+            self._offsets[row], self._places[row] = self._offsets[end], self._places[end]
+        seen.row = None
+        return offset
+
+    def rows(self, steps: Steps) -> tuple[DecodeRows, ...]:
+        """By place; contexts are arrays with one value for each of `steps`."""
+        used = [place for place, rows in enumerate(self._rows) if rows]
+        context = {place: self._sums[place] + self._rows[place] * steps for place in used}
+        selected = context if math.isinf(self._keeps) else self._selected(steps, used)
+        return tuple(
+            DecodeRows(at, self._rows[place], context[place], selected[place])
+            for at, place in self._index.items()
+            if self._rows[place]
+        )
+
+    def _selected(self, steps: Steps, used: list[int]) -> dict[int, Steps]:
+        num_rows = len(self._owners)
+        lengths = np.add.outer(steps, self._offsets[:num_rows])
+        kept = np.minimum(lengths, int(self._keeps))
+        places = self._places[:num_rows]
+        return {place: kept[:, places == place].sum(axis=1) for place in used}
+
+
+class LengthMirror:
+    """Applies plans, and says what the rows of a step have to read."""
+
+    def __init__(self, keeps: float) -> None:
+        """`keeps`: tokens that a row attends to at most."""
         self._requests: dict[int, Seen] = {}
+        self._decodes = Decodes(keeps)
         self._steps = 0
         """Steps with decodes."""
-        self._stale = True
-        self._places: tuple[Assignment, ...] = ()
-        self._rows: list[int] = []
-        self._sums: NDArray[np.int64] = np.zeros(0, np.int64)
-        self._offsets: NDArray[np.int64] = np.zeros(0, np.int64)
-        self._member: NDArray[np.int64] = np.zeros(0, np.int64)
 
     def apply(self, plan: StepPlan) -> tuple[Work, int]:
         """The rows of the plan's step, and how many of them sample a token. Contexts are arrays of one step, so that
         they are computed as those of many steps are, to the last bit."""
         for request in plan.gone:
-            if self._requests.pop(request, None) is not None:
-                self._stale = True
+            seen = self._requests.pop(request, None)
+            if seen is not None and seen.row is not None:
+                self._decodes.remove(seen)
         for admit in plan.admits:
             self._requests[admit.request] = Seen(admit.at, len(admit.tokens))
         for flip in plan.flips:
-            self._requests[flip.request].at = flip.at
-            self._stale = True
-        decodes = self._decodes(self._steps + np.arange(1, 2)) if plan.decodes else ()
+            self._flip(self._requests[flip.request], flip.at)
+        decodes: tuple[DecodeRows, ...] = ()
         if plan.decodes:
             self._steps += 1
+            decodes = self._decodes.rows(np.array([self._steps]))
         prompts = tuple(
             PromptRows(self._requests[c.request].at, c.method, c.start, c.count) for c in plan.chunks
         )
@@ -65,40 +121,20 @@ class LengthMirror:
         for chunk in plan.chunks:
             seen = self._requests[chunk.request]
             if chunk.start + chunk.count == seen.known:
-                seen.decoding = True
-                seen.offset = seen.known - self._steps
-                self._stale = True
+                self._decodes.add(seen, seen.known - self._steps)
                 sampled += 1
         return Work(decodes, prompts, sampled), sampled
 
     def ahead(self, num_steps: int) -> Work:
         """The next `num_steps` steps, of the present decodes alone, as one work whose contexts are arrays."""
-        decodes = self._decodes(self._steps + np.arange(1, num_steps + 1))
+        decodes = self._decodes.rows(self._steps + np.arange(1, num_steps + 1))
         return Work(decodes, (), sum(d.rows for d in decodes))
 
     def advance(self, num_steps: int) -> None:
         self._steps += num_steps
 
-    def _decodes(self, step: Steps) -> tuple[DecodeRows, ...]:
-        if self._stale:
-            self._gather([seen for seen in self._requests.values() if seen.decoding])
-        rows, groups = self._rows, range(len(self._places))
-        context = [self._sums[g] + rows[g] * step for g in groups]
-        selected = context if math.isinf(self._keeps) else self._selected(step)
-        return tuple(DecodeRows(at, rows[g], context[g], selected[g]) for g, at in enumerate(self._places))
-
-    def _selected(self, step: Steps) -> list[Steps]:
-        lengths = np.add.outer(step, self._offsets)
-        kept = np.minimum(lengths, int(self._keeps))
-        return [kept[..., self._member == g].sum(axis=-1) for g in range(len(self._places))]
-
-    def _gather(self, decoding: Iterable[Seen]) -> None:
-        by_place: dict[Assignment, list[int]] = {}
-        for seen in decoding:
-            by_place.setdefault(seen.at, []).append(seen.offset)
-        self._places = tuple(by_place)
-        self._rows = [len(offsets) for offsets in by_place.values()]
-        self._sums = np.array([sum(offsets) for offsets in by_place.values()], np.int64)
-        self._offsets = np.array([offset for offsets in by_place.values() for offset in offsets], np.int64)
-        self._member = np.repeat(np.arange(len(self._rows)), self._rows)
-        self._stale = False
+    def _flip(self, seen: Seen, at: Assignment) -> None:
+        offset = None if seen.row is None else self._decodes.remove(seen)
+        seen.at = at
+        if offset is not None:
+            self._decodes.add(seen, offset)
