@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 VOCAB_SIZE = 512
+_IMAGE_TOKENS = ("image", "video", "image_start", "image_end", "video_start", "video_end")
 
-KINDS = ("deepseek_v3", "deepseek_v3_no_q_lora", "glm4_moe_lite", "llama", "qwen3_moe")
+KINDS = ("deepseek_v3", "deepseek_v3_no_q_lora", "glm4_moe_lite", "glm5_next", "llama", "qwen3_moe")
 """What `make_tiny` makes; `deepseek_v3_no_q_lora` is deepseek_v3 with q_proj straight from the hidden state."""
 
 CLEAR_MARGIN = 1e-3
@@ -28,6 +29,27 @@ CLEAR_ROUTER_GAP = 2e-5
 _MLA = {"kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
 _MOE = {"moe_intermediate_size": 64, "num_experts_per_tok": 2, "norm_topk_prob": True}
 _SHARED = {"n_shared_experts": 1, "routed_scaling_factor": 2.5}
+_FLASH = {
+    "qk_rope_head_dim": 0,
+    "rms_norm_eps": 1e-5,
+    "index_n_heads": 32,
+    "index_head_dim": 32,
+    "index_topk": 16,
+    "index_kpool": 4,
+    "linear_head_dim": 16,
+}
+_VISION = {
+    "depth": 1,
+    "hidden_size": 32,
+    "num_heads": 2,
+    "intermediate_size": 64,
+    "patch_size": 14,
+    "image_size": 28,
+    "out_hidden_size": 128,
+    "projection_intermediate_size": 64,
+}
+_KEPT = ("A_log", "dt_bias", "hc.scale")
+"""Tensors of glm5_next whose initial values are far from flat."""
 _YARN = {
     "rope_type": "yarn",
     "rope_theta": 1e4,
@@ -109,6 +131,13 @@ def _own_config(
         "rms_norm_eps": 1e-5,
         "rope_parameters": plain_rope,
     }
+    kinds = ["linear_attention", "indexed_attention"]
+    flash = {
+        "n_group": 1,
+        "topk_group": 1,
+        "mlp_layer_types": glm["mlp_layer_types"],
+        "layer_types": [kinds[layer % 2] for layer in range(layers)],
+    }
     qwen = {
         "num_experts": experts,
         "decoder_sparse_step": 1,
@@ -120,6 +149,7 @@ def _own_config(
         "deepseek_v3": {**mla, **deepseek, "q_lora_rank": q_lora},
         "deepseek_v3_no_q_lora": {**mla, **deepseek, "q_lora_rank": None},
         "glm4_moe_lite": {**mla, **glm, "q_lora_rank": q_lora},
+        "glm5_next": {**mla, **flash, **_FLASH, "q_lora_rank": q_lora, "linear_num_heads": heads},
         "llama": {**gqa, "rms_norm_eps": 1e-5, "rope_parameters": {**_LLAMA3}},
         "qwen3_moe": {**gqa, **_MOE, **qwen},
     }[kind]
@@ -131,6 +161,13 @@ def _build(kind: str, config: dict[str, Any], *, seed: int) -> Any:
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    if kind == "glm5_next":
+        images = {f"{name}_token_id": VOCAB_SIZE - 8 + i for i, name in enumerate(_IMAGE_TOKENS)}
+        nested = transformers.Glm5NextConfig(text_config=config, vision_config=dict(_VISION), **images)
+        model = transformers.Glm5NextForConditionalGeneration._from_config(
+            nested, attn_implementation="eager"
+        )
+        return _refilled(model, seed)
     cls = {
         "deepseek_v3": "DeepseekV3",
         "deepseek_v3_no_q_lora": "DeepseekV3",
@@ -141,9 +178,13 @@ def _build(kind: str, config: dict[str, Any], *, seed: int) -> Any:
     model = getattr(transformers, f"{cls}ForCausalLM")._from_config(
         getattr(transformers, f"{cls}Config")(**config), attn_implementation="eager"
     )
+    return _refilled(model, seed)
+
+
+def _refilled(model: Any, seed: int) -> Any:
     generator = torch.Generator().manual_seed(seed)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if "inv_freq" not in name:
+        if "inv_freq" not in name and not name.endswith(_KEPT):
             _refill(name, tensor.data, generator)
     return model.eval()
 
@@ -228,7 +269,9 @@ def load_reference(folder: Path) -> Any:
 
     torch.set_num_threads(1)
     transformers.logging.disable_progress_bar()
-    return transformers.AutoModelForCausalLM.from_pretrained(
+    nested = (folder / "config.json").read_text(encoding="utf-8").count('"vision_config"')
+    auto = transformers.AutoModelForImageTextToText if nested else transformers.AutoModelForCausalLM
+    return auto.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
     ).eval()
 

@@ -29,7 +29,7 @@ from splash.core.params import SamplingParams
 from splash.core.request import Request
 from splash.sched.step import StepPlan, StepResult
 
-VERSION = 1
+VERSION = 2
 
 
 class TraceError(SplashError):

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from splash.exec.mirror import Mirror, Sequence
+from splash.exec.states import recurrent_rows
 from splash.layout.exchange import Routes, Widths, counts_b, may_ride, route
 from splash.layout.holders import Topology
 from splash.layout.rows import Span, ordered
 from splash.layout.writers import row_share
 from splash.model.attention.rows import Index, OutputExchange
+from splash.model.recurrent import RecurrentRows
 from splash.sched.step import StepPlan
 
 
@@ -56,6 +58,7 @@ class Frame:
     sampled: list[Sequence]
     """Requests that get a token, in the order of the result."""
     sample_rows: Index
+    recurrent: RecurrentRows | None
 
 
 def make_frame(plan: StepPlan, mirror: Mirror, shape: RankShape) -> Frame:
@@ -93,6 +96,7 @@ def make_frame(plan: StepPlan, mirror: Mirror, shape: RankShape) -> Frame:
         finish_full=index_of(stay + shares) if stay or shares else None,
         sampled=sampled,
         sample_rows=sample_rows,
+        recurrent=recurrent_rows(routes, [mirror.sequences[span.request].state for span in routes.spans]),
     )
 
 

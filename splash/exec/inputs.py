@@ -105,6 +105,7 @@ class InputBuilder:
             num_returning=frame.num_returning,
             finish_by_head=frame.finish_by_head,
             finish_full=frame.finish_full,
+            recurrent=frame.recurrent,
         )
 
 

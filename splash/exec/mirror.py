@@ -8,13 +8,15 @@ import numpy as np
 
 from splash.core.params import SamplingParams
 from splash.exec.pages import PageTable
+from splash.exec.states import StateTable
+from splash.kv.state import StateFormat
 from splash.layout.holders import Topology
 from splash.layout.layouts import Assignment
 from splash.sched.step import Admit, StepPlan
 
 
 class Sequence:
-    """One request: its tokens, its assignments and its pages on this rank."""
+    """One request: its tokens, its assignments, its pages and its recurrent state on this rank."""
 
     __slots__ = (
         "at_block",
@@ -26,12 +28,13 @@ class Sequence:
         "present",
         "request",
         "seed",
+        "state",
         "table",
         "targets",
         "tokens",
     )
 
-    def __init__(self, admit: Admit, table: PageTable) -> None:
+    def __init__(self, admit: Admit, table: PageTable, state: StateTable | None = None) -> None:
         self.request = admit.request
         self.num_tokens = len(admit.tokens)
         self.tokens = np.empty(max(64, 2 * self.num_tokens), dtype=np.int64)
@@ -43,6 +46,7 @@ class Sequence:
         self.present: Assignment = admit.at
         self.next: Assignment | None = None
         self.table = table
+        self.state = state
         self.at_block = -1
         self.targets: list[tuple[int, int]] = []
         """`table.targets` of block `at_block`, while nothing changed them."""
@@ -74,11 +78,19 @@ class Sequence:
 class Mirror:
     """All running requests, and the shards that this rank may read.
 
-    `zero` clears pages when they are granted. `version` grows whenever the dataflow of a request may change.
+    `zero` clears pages when they are granted, `copy` copies a page within this rank. `state`: the format of recurrent
+    states, if the model has any. `version` grows whenever the dataflow of a request may change.
     """
 
     def __init__(
-        self, *, rank: int, topo: Topology, block_size: int, zero: Callable[[list[int]], None]
+        self,
+        *,
+        rank: int,
+        topo: Topology,
+        block_size: int,
+        zero: Callable[[list[int]], None],
+        copy: Callable[[int, int], None],
+        state: StateFormat | None = None,
     ) -> None:
         self.rank = rank
         self.topo = topo
@@ -87,6 +99,8 @@ class Mirror:
         self.resident: set[int] = {rank}
         self.version = 0
         self._zero = zero
+        self._copy = copy
+        self._state = state
 
     def apply(self, plan: StepPlan) -> None:
         """The plan's changes, in their order: a staging may follow a flip of the same request."""
@@ -95,6 +109,7 @@ class Mirror:
             if rank == self.rank:
                 self.resident.clear()
                 self.resident.update(shards)
+        self._apply_state_moves(plan)
         self._apply_pages(plan)
         for request, at in plan.flips:
             sequence = self.sequences[request]
@@ -104,14 +119,29 @@ class Mirror:
             sequence = self.sequences[request]
             sequence.next = staged
             sequence.moved()
-        self.version += bool(plan.gone or plan.admits or plan.flips or plan.stages)
+        self.version += bool(plan.gone or plan.admits or plan.flips or plan.stages or plan.state_moves)
 
     def _apply_requests(self, plan: StepPlan) -> None:
         for request in plan.gone:
             self.sequences.pop(request, None)
         for admit in plan.admits:
             table = PageTable(self.topo, self.rank, self.block_size)
-            self.sequences[admit.request] = Sequence(admit, table)
+            self.sequences[admit.request] = Sequence(admit, table, self._new_state(admit))
+
+    def _new_state(self, admit: Admit) -> StateTable | None:
+        """A state of zeros."""
+        if self._state is None:
+            return None
+        pages = admit.state[self.rank]
+        self._zero(list(pages))
+        return StateTable(self._state, pages)
+
+    def _apply_state_moves(self, plan: StepPlan) -> None:
+        for request, place, rank, page in plan.state_moves:
+            table = self.sequences[request].state
+            if rank == self.rank and table is not None:
+                self._copy(int(table.pages[place]), page)
+                table.move(place, page)
 
     def _apply_pages(self, plan: StepPlan) -> None:
         """Grants, shadows and moves of this rank; what is granted is cleared first."""

@@ -36,11 +36,12 @@ def _step(args: WorkerArgs, ranks: int, at: Assignment, rows: int, index: int) -
     """A prompt of `rows` tokens, various so that all experts get some, in pages that are all the null page."""
     topo, page = Topology(ranks, args.spec.kv_groups(ranks)), args.memory.geometry.null_page
     blocks = range(-(-rows // args.memory.pages.block_size))
+    state = ((page,) * args.memory.state_pages,) * ranks if args.memory.state_pages else ()
     tokens = tuple(i * 7919 % args.spec.vocab_size for i in range(rows))
     return StepPlan(
         index,
         gone=(REQUEST,),
-        admits=(Admit(REQUEST, tokens, rows, SamplingParams(), 0, at),),
+        admits=(Admit(REQUEST, tokens, rows, SamplingParams(), 0, at, state=state),),
         grants=tuple(
             PageGrant(REQUEST, block, group, rank, page)
             for block in blocks

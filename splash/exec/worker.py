@@ -18,6 +18,7 @@ from splash.exec.inputs import InputBuilder, StepInputs
 from splash.exec.mirror import Mirror, Sequence
 from splash.exec.pages import page_fields
 from splash.exec.sample import Observer, Sampler, Want
+from splash.exec.states import state_views
 from splash.exec.warmup import warm_up_plans
 from splash.exec.weights import Shards, shard_views, slot_tensors, tensor_bytes
 from splash.hal.protocol import Backend, Communicator, Pool, RankContext
@@ -90,7 +91,14 @@ class Worker:
         comm = self._checked or comm
         self._memory = memory
         self._pages = pool.bytes[: memory.geometry.pool_bytes].view(-1, memory.pages.page_bytes)
-        self.mirror = Mirror(rank=comm.rank, topo=topo, block_size=memory.pages.block_size, zero=self._zero)
+        self.mirror = Mirror(
+            rank=comm.rank,
+            topo=topo,
+            block_size=memory.pages.block_size,
+            zero=self._zero,
+            copy=self._copy_page,
+            state=memory.state,
+        )
         self._decoder = assemble(
             spec=spec,
             weights=weights,
@@ -102,6 +110,7 @@ class Worker:
             comm=comm,
             attention=attention,
             topo=topo,
+            states=None if memory.state is None else state_views(pool.bytes, memory.state),
         )
         self._inputs = InputBuilder(
             mirror=self.mirror,
@@ -164,6 +173,9 @@ class Worker:
         for sequence, token in zip(sequences, tokens, strict=True):
             sequence.append(token)
         return tokens, gaps
+
+    def _copy_page(self, source: int, destination: int) -> None:
+        self._pages[destination].copy_(self._pages[source])
 
     def _zero(self, pages: list[int]) -> None:
         for page in pages:

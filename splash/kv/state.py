@@ -69,8 +69,8 @@ def state_sections(spec: ModelSpec, ranks: int, dtype: str) -> tuple[StateSectio
     """What a request keeps on a rank beside its KV; nothing for models without recurrence and pools.
 
     `matrices`: S of the rank's heads, one key channel of a head a row, fp32. `taps`: the convolutions' last inputs,
-    oldest token first, q, k and v of a head a row. `tail`: for each token of an unfinished pool of the indexer its key
-    and its gate; every rank has them, since every rank computes them, so a pool can end under any layout.
+    oldest token first, q, k and v of a head a row. `tail`: key and gate of each token of the indexer's unfinished pool,
+    a token a row; every rank has them, since every rank computes them, so a pool can end under any layout.
     """
     sections: list[StateSection] = []
     if spec.kda is not None:
@@ -78,8 +78,8 @@ def state_sections(spec: ModelSpec, ranks: int, dtype: str) -> tuple[StateSectio
         sections.append(StateSection(MATRICES, layers, heads * kda.head_dim, kda.head_dim, "float32"))
         sections.append(StateSection(TAPS, layers, (kda.conv_kernel - 1) * 3 * heads, kda.head_dim, dtype))
     if spec.indexer is not None and spec.indexer.pool > 1:
-        rows = 2 * (spec.indexer.pool - 1)
-        sections.append(StateSection(TAIL, sum(spec.indexed), rows, spec.indexer.head_dim, dtype))
+        rows, width = spec.indexer.pool - 1, 2 * spec.indexer.head_dim
+        sections.append(StateSection(TAIL, sum(spec.indexed), rows, width, dtype))
     return _laid_out(sections)
 
 

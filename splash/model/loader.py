@@ -8,8 +8,8 @@ import torch
 
 from splash.model.attention.weights import GQAWeights, MLAWeights
 from splash.model.checkpoint import Checkpoint
-from splash.model.weights import LayerWeights, MLPWeights, MoEWeights, RankWeights
-from splash.spec.model import DenseSpec, GQASpec, MLASpec, ModelSpec, MoESpec
+from splash.model.weights import HyperWeights, KDAWeights, LayerWeights, MLPWeights, MoEWeights, RankWeights
+from splash.spec.model import DenseSpec, GQASpec, KDASpec, MLASpec, ModelSpec, MoESpec
 from splash.spec.tensors import layer_prefix, portion
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -118,9 +118,9 @@ class _Reader:
         out = torch.empty(stored.shape, dtype=dtype or self.dtype, device=self.device)
         return out.copy_(stored)
 
-    def rows(self, name: str, rows: range) -> torch.Tensor:
+    def rows(self, name: str, rows: range, *, dtype: torch.dtype | None = None) -> torch.Tensor:
         stored = self.checkpoint.slice(name, rows=rows)
-        return self.empty(*stored.shape).copy_(stored)
+        return torch.empty(stored.shape, dtype=dtype or self.dtype, device=self.device).copy_(stored)
 
     def stack(self, *names: str) -> torch.Tensor:
         """Whole matrices one below the other."""
@@ -135,12 +135,50 @@ def _layer(reader: _Reader, spec: ModelSpec, layer: int) -> LayerWeights:
     prefix, ffn = layer_prefix(layer), spec.ffns[layer]
     return LayerWeights(
         attention_norm=reader.whole(f"{prefix}input_layernorm.weight"),
-        attention=_attention(reader, spec.attention, f"{prefix}self_attn."),
+        attention=_mixer(reader, spec, layer),
         ffn_norm=reader.whole(f"{prefix}post_attention_layernorm.weight"),
         ffn=_moe(reader, spec.hidden_size, ffn, f"{prefix}mlp.")
         if isinstance(ffn, MoESpec)
         else _mlp(reader, spec.hidden_size, ffn, f"{prefix}mlp."),
+        hyper=None if spec.hyper is None else (_hyper(reader, prefix, "attn"), _hyper(reader, prefix, "ffn")),
     )
+
+
+def _mixer(reader: _Reader, spec: ModelSpec, layer: int) -> MLAWeights | GQAWeights | KDAWeights:
+    prefix = f"{layer_prefix(layer)}self_attn."
+    if spec.kda is not None and spec.is_kda(layer):
+        return _kda(reader, spec.kda, spec.hidden_size, prefix)
+    return _attention(reader, spec.attention, prefix)
+
+
+def _kda(reader: _Reader, kda: KDASpec, hidden: int, prefix: str) -> KDAWeights:
+    """This rank's heads."""
+    heads = portion(kda.num_heads, reader.rank, reader.ranks)
+    rows = _scaled(heads, kda.head_dim)
+    parts = [(f"{name}_proj", rows) for name in "qkv"] + [("b_proj", heads)]
+    parts += [(name, range(kda.head_dim)) for name in ("f_a_proj", "g_a_proj")]
+    project = reader.empty(sum(len(part) for _, part in parts), hidden)
+    for place, (name, part) in zip(project.split([len(part) for _, part in parts]), parts, strict=True):
+        place.copy_(reader.checkpoint.slice(f"{prefix}{name}.weight", rows=part))
+    taps = [reader.rows(f"{prefix}{name}_conv1d.weight", rows, dtype=torch.float32) for name in "qkv"]
+    o = reader.checkpoint.slice(f"{prefix}o_proj.weight", columns=rows)
+    return KDAWeights(
+        project=project,
+        f_b=reader.rows(f"{prefix}f_b_proj.weight", rows),
+        g_b=reader.rows(f"{prefix}g_b_proj.weight", rows),
+        conv=torch.cat(taps).squeeze(1).t().contiguous(),
+        decay=reader.rows(f"{prefix}A_log", heads, dtype=torch.float32).exp_(),
+        dt_bias=reader.rows(f"{prefix}dt_bias", rows, dtype=torch.float32),
+        o_norm=reader.whole(f"{prefix}o_norm.weight", dtype=torch.float32),
+        o=reader.empty(*o.shape).copy_(o),
+    )
+
+
+def _hyper(reader: _Reader, prefix: str, block: str) -> HyperWeights:
+    fn, base, scale = (
+        reader.whole(f"{prefix}hc_{block}_{name}", dtype=torch.float32) for name in ("fn", "base", "scale")
+    )
+    return HyperWeights(fn, base, scale)
 
 
 def _attention(reader: _Reader, att: MLASpec | GQASpec, prefix: str) -> MLAWeights | GQAWeights:

@@ -1,4 +1,7 @@
-"""Recurrent state as the model sees it: rows of the pool, found by index, wherever their pages lie."""
+"""Recurrent state as the model sees it: rows of the pool, found by index, wherever their pages lie.
+
+What a model does not have has no rows.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ class StateViews(NamedTuple):
     """[rows, head_dim] fp32: one key channel of one head's matrix a row."""
     taps: torch.Tensor
     """[rows, head_dim] in the compute type: what the convolution remembers of one token and head a row."""
+    tail: torch.Tensor
+    """[rows, 2 * index head_dim] in the compute type: key and gate of one token of an unfinished pool a row."""
 
 
 class StateRows(NamedTuple):
@@ -24,6 +29,8 @@ class StateRows(NamedTuple):
     """[layers, n, heads * head_dim]"""
     taps: torch.Tensor
     """[layers, n, remembered tokens * 3 * heads]: oldest token first; q, k and v of all own heads."""
+    tail: torch.Tensor
+    """[layers with a pooled indexer, n, pool - 1]"""
 
 
 @dataclass(frozen=True, slots=True)

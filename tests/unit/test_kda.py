@@ -134,13 +134,13 @@ def scattered(num_requests: int, heads: int, *, layers: int = 2) -> tuple[StateV
         pool[rows] = 0.0
         pools.append(pool)
         places.append(rows.view(num_requests, layers, 1, size))
-    return StateViews(*pools), [StateRows(places[0][i], places[1][i]) for i in range(num_requests)]
+    none = torch.empty(0, 1, 0, dtype=torch.int64)
+    views = StateViews(*pools, torch.empty(0))
+    return views, [StateRows(places[0][i], places[1][i], none) for i in range(num_requests)]
 
 
 def together(states: list[StateRows]) -> StateRows:
-    return StateRows(
-        torch.cat([s.matrices for s in states], dim=1), torch.cat([s.taps for s in states], dim=1)
-    )
+    return StateRows(*(torch.cat(parts, dim=1) for parts in zip(*states, strict=True)))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
