@@ -18,7 +18,7 @@ import torch
 VOCAB_SIZE = 512
 _IMAGE_TOKENS = ("image", "video", "image_start", "image_end", "video_start", "video_end")
 
-KINDS = ("deepseek_v3", "deepseek_v3_no_q_lora", "glm4_moe_lite", "glm5_next", "llama", "qwen3_moe")
+KINDS = ("deepseek_v3", "deepseek_v3_no_q_lora", "glm4_moe_lite", "llama", "qwen3_moe")
 """What `make_tiny` makes; `deepseek_v3_no_q_lora` is deepseek_v3 with q_proj straight from the hidden state."""
 
 CLEAR_MARGIN = 1e-3
