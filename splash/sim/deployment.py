@@ -43,6 +43,8 @@ class Settings:
     """Of a typical request, over which a recurrent state is shared out; None where there is none."""
     token_budget: int = 8192
     max_running: int = 2048
+    reserve: int = 0
+    """Bytes of a rank for what is neither weights that are computed here nor KV: a vision tower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,7 @@ def memory_of(spec: ModelSpec, profile: HardwareProfile, settings: Settings) -> 
         kv=kv_storage(settings.kv),
         block_size=BLOCK_SIZE,
         request_tokens=settings.request_tokens,
+        reserve=settings.reserve,
     )
 
 

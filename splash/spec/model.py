@@ -282,8 +282,8 @@ class ModelSpec:
 
     def check_ranks(self, ranks: int) -> None:
         """ConfigError unless `T | H`, also of recurrent heads, and (`T | H_kv` or `H_kv | T`); names what works."""
-        if not self._fits(ranks):
-            good = ", ".join(str(r) for r in range(1, self.attention.num_heads + 1) if self._fits(r))
+        if not self.fits_ranks(ranks):
+            good = ", ".join(str(r) for r in range(1, self.attention.num_heads + 1) if self.fits_ranks(r))
             kv = "" if isinstance(self.attention, MLASpec) else f" and {self.attention.num_kv_heads} KV heads"
             kv += "" if self.kda is None else f" and {self.kda.num_heads} recurrent heads"
             raise ConfigError(
@@ -291,7 +291,8 @@ class ModelSpec:
                 f" choose --ranks from {good}"
             )
 
-    def _fits(self, ranks: int) -> bool:
+    def fits_ranks(self, ranks: int) -> bool:
+        """What `check_ranks` checks."""
         if ranks < 1 or self.attention.num_heads % ranks:
             return False
         if self.kda is not None and self.kda.num_heads % ranks:
