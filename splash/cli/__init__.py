@@ -16,7 +16,7 @@ import splash
 from splash.core import env
 from splash.core.errors import SplashError
 
-COMMANDS = ("run", "replay", "doctor", "conformance")
+COMMANDS = ("run", "replay", "plan", "doctor", "conformance")
 INTERRUPTED = 130
 
 

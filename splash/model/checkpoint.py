@@ -6,37 +6,34 @@ asked for, so that copying it reads just those bytes; of a quantised tensor it i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from splash.core.errors import CheckpointError
 from splash.model.folder import read_object, some, stored_tensors
 from splash.model.generation import GenerationDefaults, read_generation
 from splash.model.scales import find_scales
 from splash.model.tensorfile import StoredTensor
+from splash.model.unused import unused_tensors
 from splash.spec.config import normalise
 from splash.spec.fields import Fields
 from splash.spec.model import ModelSpec
-from splash.spec.quantisation import SCALE_SUFFIXES, Quantisation, read_quantisation
+from splash.spec.quantisation import Quantisation, read_quantisation
 from splash.spec.tensors import model_tensors
 
 if TYPE_CHECKING:
     import torch
 
-_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+T = TypeVar("T")
+
 _PREFIXES = (
     ("model.language_model.", "model."),
     ("language_model.model.", "model."),
     ("language_model.", ""),
 )
 """How multimodal checkpoints call their language model, and how a plain one calls it."""
-_HARMLESS = ("rotary_emb.inv_freq",)
-"""Tensors that old checkpoints have and nobody needs."""
-_DRAFTS = ("enorm.", "hnorm.", "eh_proj.", "shared_head.")
-"""What a multi-token prediction layer has beside a decoder layer (MODELS §2.6)."""
 
 
 class Checkpoint:
@@ -144,7 +141,7 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
 
 
 def _opened(folder: Path) -> Checkpoint:
-    config, where = _config(folder), str(folder / "config.json")
+    config, where = checkpoint_config(folder), str(folder / "config.json")
     spec = normalise(config, where=where)
     quantisation = read_quantisation(Fields(config, where))
     generation_file = folder / "generation_config.json"
@@ -152,16 +149,17 @@ def _opened(folder: Path) -> Checkpoint:
     if generation_file.exists():
         generation = read_generation(read_object(generation_file), where=str(generation_file))
     spec = replace(spec, eos_token_ids=generation.eos_token_ids or spec.eos_token_ids)
-    tensors = _canonical(stored_tensors(folder))
+    tensors = canonical(stored_tensors(folder))
     _check_needed(folder, spec, tensors)
     scales = find_scales(folder, spec, quantisation, tensors)
-    notes = _unused(folder, spec, tensors)
+    notes = _notes(folder, spec, tensors)
     if quantisation is not None and not scales:
         notes += (f"config.json says {quantisation.name}, but no weight is stored so",)
     return Checkpoint(folder, spec, generation, tensors, scales, quantisation, notes)
 
 
-def _config(folder: Path) -> Mapping[str, Any]:
+def checkpoint_config(folder: Path) -> Mapping[str, Any]:
+    """The folder's config.json; CheckpointError if it is no checkpoint folder."""
     if not folder.exists():
         hint = "; splash serves local folders, download the model first" if len(folder.parts) == 2 else ""
         raise CheckpointError(f"{folder} does not exist{hint} (--model)")
@@ -172,8 +170,8 @@ def _config(folder: Path) -> Mapping[str, Any]:
     return read_object(folder / "config.json")
 
 
-def _canonical(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The tensors under the names of a plain causal model."""
+def canonical(tensors: Mapping[str, T]) -> dict[str, T]:
+    """Tensors, whatever is known of each, under the names of a plain causal model."""
     for nested, plain in _PREFIXES:
         if any(name.startswith(nested) for name in tensors):
             tensors = {
@@ -201,45 +199,12 @@ def _check_needed(folder: Path, spec: ModelSpec, tensors: Mapping[str, StoredTen
             )
 
 
-def _unused(folder: Path, spec: ModelSpec, tensors: Mapping[str, StoredTensor]) -> tuple[str, ...]:
-    """A line on multi-token prediction layers and one on what lies outside the decoder, if there are any.
-
-    Refuses other decoder weights that the model would not use.
-    """
-    needed = {tensor.name for tensor in model_tensors(spec)}
-    used = needed | {name + suffix for name in needed for suffix in SCALE_SUFFIXES} | {"lm_head.weight"}
-    left = [name for name in tensors if name not in used and not name.endswith(_HARMLESS)]
-    drafts = _draft_layers(spec, left)
-    skipped = [name for name in left if _layer_of(name) in drafts]
-    foreign = [name for name in left if _layer_of(name) is not None and _layer_of(name) not in drafts]
-    if foreign:
+def _notes(folder: Path, spec: ModelSpec, tensors: Mapping[str, StoredTensor]) -> tuple[str, ...]:
+    """What is left unused, a line each; refuses decoder weights of another model."""
+    unused = unused_tensors(spec, tensors)
+    if unused.foreign:
         raise CheckpointError(
-            f"{folder}: {some(foreign)} is not part of the {spec.model_type} model that config.json describes"
+            f"{folder}: {some(list(unused.foreign))} is not part of the {spec.model_type} model that config.json"
+            f" describes"
         )
-    outside = [name for name in left if _layer_of(name) is None]
-    notes = []
-    if skipped:
-        layers = ", ".join(map(str, sorted(drafts)))
-        notes.append(
-            f"layer {layers} is for multi-token prediction: its {len(skipped)} tensors are not loaded"
-        )
-    if outside:
-        notes.append(f"{some(outside)} is not part of the decoder: not loaded")
-    return tuple(notes)
-
-
-def _draft_layers(spec: ModelSpec, names: list[str]) -> set[int]:
-    """Layers after the model's own that have the marks of multi-token prediction."""
-    return {
-        int(match[1])
-        for name in names
-        if (match := _LAYER.fullmatch(name))
-        and int(match[1]) >= spec.num_layers
-        and match[2].startswith(_DRAFTS)
-    }
-
-
-def _layer_of(name: str) -> int | None:
-    """The decoder layer that a tensor belongs to; None if it is not in one."""
-    match = _LAYER.fullmatch(name)
-    return None if match is None else int(match[1])
+    return unused.notes

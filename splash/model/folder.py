@@ -46,6 +46,14 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     return _tensors_of(folder, files)
 
 
+def read_index(folder: Path) -> dict[str, str]:
+    """Tensor to file, as the folder's index says."""
+    index = read_object(folder / INDEX).get("weight_map")
+    if not isinstance(index, dict) or not all(isinstance(file, str) for file in index.values()):
+        raise CheckpointError(f"{folder / INDEX} has no weight_map from tensors to files; get it again")
+    return index
+
+
 def some(names: list[str]) -> str:
     """The first name and how many more there are."""
     return names[0] if len(names) == 1 else f"{names[0]} (and {len(names) - 1} more)"
@@ -63,9 +71,7 @@ def _tensors_of(folder: Path, files: Iterable[Path]) -> dict[str, StoredTensor]:
 
 def _indexed(folder: Path) -> dict[str, StoredTensor]:
     """The tensors of the files that the index lists, each in the file that it says."""
-    index = read_object(folder / INDEX).get("weight_map")
-    if not isinstance(index, dict) or not all(isinstance(file, str) for file in index.values()):
-        raise CheckpointError(f"{folder / INDEX} has no weight_map from tensors to files; get it again")
+    index = read_index(folder)
     absent = sorted(name for name in set(index.values()) if not (folder / name).is_file())
     if absent:
         raise CheckpointError(f"{folder} lacks {some(absent)}, which its index lists; get the missing files")

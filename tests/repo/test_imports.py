@@ -204,7 +204,7 @@ def test_import_splash_is_light() -> None:
 
 def test_help_is_light() -> None:
     """Red when a command's module imports torch, numpy or the like before it is run."""
-    commands = [[], ["run"], ["replay"], ["doctor"]]
+    commands = [[], ["run"], ["replay"], ["plan"], ["doctor"]]
     for command in commands:
         arguments = ["splash", *command, "--help"]
         code = (
