@@ -2,7 +2,8 @@
 
 Counts may be numbers or arrays that broadcast together; a result is what their arithmetic gives. Nothing to do costs
 nothing. An operation is a roofline: the time of its arithmetic and of its memory traffic, overlapped, after a fixed
-time. Overlap is a norm of the two with exponent `SHARPNESS`: near the ridge a kernel is slower than the larger of them.
+time. Overlapped times join as the root of the sum of their squares: near the ridge a kernel is slower than the larger
+one, by 41 % at most. Of the norms tried on the tables of GPUs this one fits best (`bench/fit_profiles.py`).
 """
 
 import math
@@ -31,9 +32,6 @@ from splash.hw.profile import (
 Count: TypeAlias = float | npt.NDArray[Any]
 Seconds: TypeAlias = Any
 """A float where all counts are numbers, otherwise an array of their common shape."""
-
-SHARPNESS = 4.0
-"""Exponent of the norm that joins arithmetic and traffic; infinity would be their maximum."""
 
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "fp8_block": 1.0, "int8": 1.0}
 """Of one weight, by dtype. Scales of blocks or channels are less than a hundredth of it and left out."""
@@ -80,25 +78,21 @@ def _kernel(table: Gemm | Moe, dtype: str) -> Kernel:
 
 def gemm_s(p: HardwareProfile, m: Count, n: Count, k: Count, dtype: str) -> Seconds:
     """Of [m, k] activations by [k, n] weights of `dtype`."""
+    return batched_gemm_s(p, 1, m, n, k, dtype)
+
+
+def batched_gemm_s(p: HardwareProfile, batch: Count, m: Count, n: Count, k: Count, dtype: str) -> Seconds:
+    """Of `batch` products in one kernel, each of [m, k] by its own [k, n]: what absorbs a query, head by head."""
     product: Product = gemm_kernel(p, dtype).entry
     activations, weights = ACTIVATION_BYTES[dtype], BYTES[dtype]
-    read = m * k * (weights if product.quantise_bandwidth else activations)
-    compute = 2.0 * m * n * k / product.flops.value * _waves(product, m, n)
-    traffic = (n * k * weights + read + m * n * activations) / product.bandwidth.value
-    seconds = product.fixed.value + _overlap(compute, traffic)
-    if product.quantise_bandwidth:
-        seconds = seconds + m * k * (activations + weights) / product.quantise_bandwidth.value
-    return (m > 0) * seconds
-
-
-def _waves(product: Product, m: Count, n: Count) -> Count:
-    """How many times the work is done that is needed: tiles and waves are computed whole."""
-    if product.tile is None or product.units is None:
-        return 1.0
-    tile, units = product.tile.value, product.units.value
-    tiles = np.ceil(np.divide(m, tile)) * np.ceil(np.divide(n, tile))
-    needed = np.maximum(np.multiply(m, n), 1.0) / tile**2
-    return np.ceil(tiles / units) * units / needed
+    quantised = product.quantise_bandwidth is not None
+    read = m * k * (weights if quantised else activations)
+    compute = 2.0 * batch * m * n * (k + _value(product.ramp)) / product.flops.value
+    traffic = batch * (n * k * weights + read + m * n * activations) / product.bandwidth.value
+    seconds = product.fixed.value + _overlap(compute, traffic, k * _value(product.depth))
+    if product.quantise_bandwidth is not None:
+        seconds = seconds + batch * m * k * (activations + weights) / product.quantise_bandwidth.value
+    return (batch * m > 0) * seconds
 
 
 def grouped_gemm_s(
@@ -109,24 +103,28 @@ def grouped_gemm_s(
     ffn: int,
     shard_width: int,
     dtype: str,
+    *,
+    experts_held: Count | None = None,
+    tokens: Count = 0.0,
 ) -> Seconds:
     """Of the routed experts' gate, up and down on one rank.
 
     `rows` are (token, expert) pairs computed here, `experts_hit` the experts whose weights are read here, and
-    `shard_width` the ranks that one expert is divided by (1 with expert parallelism).
+    `shard_width` the ranks that one expert is divided by (1 with expert parallelism). `experts_held` are those that lie
+    here (as many as are hit, if unsaid), `tokens` those that are sorted by expert here.
     """
     columns = ffn / shard_width
-    flops = 6.0 * rows * hidden * columns
+    held = experts_hit if experts_held is None else experts_held
     weights = 3.0 * experts_hit * hidden * columns * BYTES[dtype]
     activations = rows * (2.0 * hidden + 3.0 * columns) * ACTIVATION_BYTES[dtype]
     kernel = moe_kernel(p, dtype)
     if kernel is None:
-        product: Product = gemm_kernel(p, dtype).entry
-        return _roofline(product, flops, weights + activations)
+        return _roofline(gemm_kernel(p, dtype).entry, 6.0 * rows * hidden * columns, weights + activations)
     experts: Experts = kernel.entry
-    compute = flops / _by_width(experts.flops, columns)
-    traffic = (weights + activations) / experts.bandwidth.value
-    return (rows > 0) * (experts.fixed.value + _overlap(compute, traffic))
+    padded = rows + experts_hit * _value(experts.padding)
+    compute = 6.0 * padded * hidden * columns / _by_width(experts.flops, columns)
+    seconds = experts.fixed.value + _overlap(compute, (weights + activations) / experts.bandwidth.value)
+    return (rows > 0) * (seconds + held * _value(experts.per_expert) + tokens * _value(experts.per_token))
 
 
 def _by_width(flops: Mapping[int, Quantity], columns: float) -> float:
@@ -155,9 +153,11 @@ def mla_decode_s(
 
     `rows` are query rows, one a request, `kv_tokens` the sum of the contexts that they read, `heads` those computed
     here. `latent_dim` is what a query is multiplied with (512 + 64), `value_dim` what is summed (512), and
-    `token_bytes` what one token and layer has in the cache.
+    `token_bytes` what one token and layer has in the cache; near a byte a number, the profile's entry for fp8 is used.
     """
-    return _decode(p.attention.mla_decode, rows, kv_tokens, heads, latent_dim + value_dim, token_bytes)
+    fp8 = p.attention.mla_decode_fp8 if token_bytes < 1.5 * latent_dim else None
+    decode = fp8 or p.attention.mla_decode
+    return _decode(decode, rows, kv_tokens, heads, latent_dim + value_dim, token_bytes)
 
 
 def sparse_mla_decode_s(
@@ -192,14 +192,22 @@ def gqa_decode_s(
 def _decode(
     decode: Decode, rows: Count, kv_tokens: Count, heads: Count, width: int, token_bytes: float
 ) -> Seconds:
-    flops = 2.0 * kv_tokens * _round_up(heads, _multiple(decode)) * width
+    compute = 2.0 * kv_tokens * _round_up(heads, _multiple(decode)) * width / decode.flops.value
     num_bytes = kv_tokens * token_bytes + rows * heads * width * ACTIVATION_BYTES["bfloat16"]
-    per_row = decode.per_row.value if decode.per_row else 0.0
-    return _roofline(decode, flops, num_bytes) + (kv_tokens > 0) * (rows * per_row)
+    one_row = kv_tokens / (rows + (rows == 0)) * _value(decode.per_token)
+    read = _overlap(compute, num_bytes / decode.bandwidth.value, one_row)
+    fixed = decode.fixed.value
+    merge = _value(decode.split) * read / (read + fixed)
+    return (kv_tokens > 0) * (fixed + read + merge + rows * _value(decode.per_row))
 
 
 def _multiple(decode: Decode) -> float:
     return decode.heads_multiple.value if decode.heads_multiple else 1.0
+
+
+def _value(quantity: Quantity | None) -> float:
+    """Zero for what a profile leaves out."""
+    return 0.0 if quantity is None else quantity.value
 
 
 def _round_up(count: Count, multiple: float) -> Count:
@@ -330,10 +338,10 @@ def copy_s(p: HardwareProfile, num_bytes: Count, inter_node: bool = False) -> Se
     return num_bytes / p.node.network_bandwidth.value
 
 
-def _roofline(kernel: Roofline | Product | Decode | Indexer, flops: Count, num_bytes: Count) -> Seconds:
+def _roofline(kernel: Roofline | Product | Indexer, flops: Count, num_bytes: Count) -> Seconds:
     overlapped = _overlap(flops / kernel.flops.value, num_bytes / kernel.bandwidth.value)
     return (flops > 0) * (kernel.fixed.value + overlapped)
 
 
-def _overlap(compute: Count, traffic: Count) -> Count:
-    return (compute**SHARPNESS + traffic**SHARPNESS) ** (1 / SHARPNESS)
+def _overlap(*seconds: Count) -> Count:
+    return sum(time**2 for time in seconds) ** 0.5

@@ -90,12 +90,12 @@ class Product:
     flops: Quantity
     bandwidth: Quantity
     fixed: Quantity
+    depth: Quantity | None = None
+    """Seconds for each element of the inner dimension, which one unit walks alone: what a narrow product waits for."""
+    ramp: Quantity | None = None
+    """Elements of the inner dimension whose time a tile needs to start and to write its result."""
     quantise_bandwidth: Quantity | None = None
-    """At which activations are read and written again to be quantised, where the kernel needs that."""
-    tile: Quantity | None = None
-    """Rows and columns of the output that one unit computes at a time; a part of a tile costs a whole one."""
-    units: Quantity | None = None
-    """That compute tiles at the same time; a wave that does not fill them costs a whole one."""
+    """At which activations are read, and written in the weights' dtype, where the product needs that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,11 @@ class Decode:
     bandwidth: Quantity
     fixed: Quantity
     per_row: Quantity | None = None
-    """Seconds that each request adds, whatever its length."""
+    """Seconds that each row adds, whatever its length."""
+    per_token: Quantity | None = None
+    """Seconds for each token of one context: how fast a device reads for a single row."""
+    split: Quantity | None = None
+    """Seconds at most to split contexts over the device's units and to merge their parts."""
     heads_multiple: Quantity | None = None
     """Query heads (per KV head) are padded to a multiple of it."""
 
@@ -142,6 +146,8 @@ class Attention:
     mla_prefill: Roofline
     gqa_decode: Decode
     gqa_prefill: Roofline
+    mla_decode_fp8: Decode | None = None
+    """Over a cache of one byte a number."""
     sparse_mla_decode: Decode | None = None
     """Over selected tokens: reads are scattered."""
     indexer: Indexer | None = None
@@ -155,6 +161,12 @@ class Experts:
     """By the columns of one expert that a rank holds: its FFN width over the ranks that it is divided by."""
     bandwidth: Quantity
     fixed: Quantity
+    padding: Quantity | None = None
+    """Rows that each expert computes for nothing, on average."""
+    per_expert: Quantity | None = None
+    """Seconds for each expert that the rank holds, hit or not."""
+    per_token: Quantity | None = None
+    """Seconds for each token that the rank sees, whether an expert here computes it or not."""
 
     def __post_init__(self) -> None:
         if not self.flops:
