@@ -22,11 +22,11 @@ from splash.hw.profile import (
     HardwareProfile,
     Indexer,
     Moe,
+    Prefill,
     Product,
     ProfileError,
     Protocols,
     Quantity,
-    Roofline,
 )
 
 Count: TypeAlias = float | npt.NDArray[Any]
@@ -226,7 +226,15 @@ def indexer_s(
     flops = 2.0 * kv_tokens * heads * head_dim
     if indexer is None:
         return _roofline(p.gemm.bfloat16, flops, kv_tokens * (key_bytes + 8.0))
-    return _roofline(indexer, flops, kv_tokens * key_bytes) + kv_tokens / indexer.scores.value
+    one_row = kv_tokens / (rows + (rows == 0)) * _value(indexer.per_token)
+    return _roofline(indexer, flops, kv_tokens * key_bytes) + one_row
+
+
+def prefill_pairs(prefill: Prefill, rows: Count, history: Count) -> Count:
+    """(query, key) pairs that a chunk of `rows` after `history` tokens computes: causal ones, in whole tiles."""
+    tile = _value(prefill.tile) or 1.0
+    padded = _round_up(rows, tile)
+    return padded * (_round_up(history, tile) + (padded + tile) / 2)
 
 
 def mla_prefill_s(
@@ -236,25 +244,39 @@ def mla_prefill_s(
     heads: Count,
     qk_dim: int,
     v_dim: int,
-    token_bytes: float,
+    token_bytes: Count,
+    *,
+    longest: Count = 0.0,
 ) -> Seconds:
-    """Of prompt chunks: `pairs` causal (query, key) pairs over `kv_tokens` tokens of `token_bytes`.
+    """Of prompt chunks: `pairs` (query, key) pairs over `kv_tokens` tokens of `token_bytes`.
 
-    Un-absorbed attention has dims of 192 and 128 and reads keys and values of all heads, absorbed has 576 and 512 and
-    reads latents. Arithmetic and traffic are added: chunks of prompts overlap them badly.
+    `prefill_pairs` gives the pairs of a chunk. Un-absorbed attention has dims of 192 and 128 and reads keys and values
+    of all heads, absorbed has 576 and 512 and reads latents. `longest` is the context of the longest request; what is
+    not said costs nothing.
     """
-    return _prefill(p.attention.mla_prefill, pairs, kv_tokens, heads * (qk_dim + v_dim), token_bytes)
+    width = heads * (qk_dim + v_dim)
+    return _prefill(p.attention.mla_prefill, pairs, kv_tokens, width, token_bytes, longest)
 
 
 def gqa_prefill_s(
-    p: HardwareProfile, pairs: Count, kv_tokens: Count, heads: Count, head_dim: int, token_bytes: float
+    p: HardwareProfile,
+    pairs: Count,
+    kv_tokens: Count,
+    heads: Count,
+    head_dim: int,
+    token_bytes: Count,
+    *,
+    longest: Count = 0.0,
 ) -> Seconds:
     """As `mla_prefill_s`, with keys and values of one width."""
-    return _prefill(p.attention.gqa_prefill, pairs, kv_tokens, heads * 2 * head_dim, token_bytes)
+    width = heads * 2 * head_dim
+    return _prefill(p.attention.gqa_prefill, pairs, kv_tokens, width, token_bytes, longest)
 
 
-def _prefill(prefill: Roofline, pairs: Count, kv_tokens: Count, width: Count, token_bytes: float) -> Seconds:
-    compute = 2.0 * pairs * width / prefill.flops.value
+def _prefill(
+    prefill: Prefill, pairs: Count, kv_tokens: Count, width: Count, token_bytes: Count, longest: Count
+) -> Seconds:
+    compute = _overlap(2.0 * pairs * width / prefill.flops.value, longest * _value(prefill.per_token))
     traffic = kv_tokens * token_bytes / prefill.bandwidth.value
     return (pairs > 0) * (prefill.fixed.value + compute + traffic)
 
@@ -338,7 +360,7 @@ def copy_s(p: HardwareProfile, num_bytes: Count, inter_node: bool = False) -> Se
     return num_bytes / p.node.network_bandwidth.value
 
 
-def _roofline(kernel: Roofline | Product | Indexer, flops: Count, num_bytes: Count) -> Seconds:
+def _roofline(kernel: Product | Indexer, flops: Count, num_bytes: Count) -> Seconds:
     overlapped = _overlap(flops / kernel.flops.value, num_bytes / kernel.bandwidth.value)
     return (flops > 0) * (kernel.fixed.value + overlapped)
 

@@ -67,15 +67,6 @@ class Peak:
 
 
 @dataclass(frozen=True, slots=True)
-class Roofline:
-    """A kernel: operations at `flops` and bytes at `bandwidth`, overlapped, after `fixed` seconds."""
-
-    flops: Quantity
-    bandwidth: Quantity
-    fixed: Quantity
-
-
-@dataclass(frozen=True, slots=True)
 class Stream:
     """What is bound by memory: norms, activations, recurrent updates."""
 
@@ -126,16 +117,29 @@ class Decode:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefill:
+    """Attention of prompt chunks. Arithmetic and traffic are added: chunks overlap them badly."""
+
+    flops: Quantity
+    bandwidth: Quantity
+    fixed: Quantity
+    per_token: Quantity | None = None
+    """Seconds for each token of one context, which a unit walks alone: what chunks with few heads wait for."""
+    tile: Quantity | None = None
+    """Rows and keys of a square that is computed whole, if one pair of it is causal; see `ops.prefill_pairs`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Indexer:
     """The scores of all index keys of a context, and the choice of the best."""
 
     flops: Quantity
     bandwidth: Quantity
     """Of reading index keys."""
-    scores: Quantity
-    """Per second: how fast the best of them are found."""
     fixed: Quantity
-    """Of both kernels."""
+    """Of both kernels, and of the small ones around them."""
+    per_token: Quantity | None = None
+    """Seconds for each token of one context: a row's scores are selected from alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +147,9 @@ class Attention:
     """Attention kernels, each on one rank's rows and heads."""
 
     mla_decode: Decode
-    mla_prefill: Roofline
+    mla_prefill: Prefill
     gqa_decode: Decode
-    gqa_prefill: Roofline
+    gqa_prefill: Prefill
     mla_decode_fp8: Decode | None = None
     """Over a cache of one byte a number."""
     sparse_mla_decode: Decode | None = None
@@ -233,7 +237,9 @@ class Host:
     layer_overhead: Quantity | None = None
     """Of one layer, for all that is neither a product nor attention nor a collective."""
     launch_overhead: Quantity | None = None
-    """Of one kernel launched by itself; in a graph there is none."""
+    """Of one kernel launched by itself; the kernels' own fixed times have none in them where graphs are replayed."""
+    graph_overhead: Quantity | None = None
+    """Of replaying a step's kernels as a graph; absent where kernels are launched one by one."""
 
 
 @dataclass(frozen=True, slots=True)
