@@ -294,12 +294,23 @@ class Collective(NamedTuple):
 
 
 def layer_collectives(
-    routes: Routes, ridden: Sequence[Ride], topo: Topology, block_size: int, gather_tokens: int, w: Widths
+    routes: Routes,
+    ridden: Sequence[Ride],
+    topo: Topology,
+    block_size: int,
+    gather_tokens: int,
+    w: Widths,
+    candidates: Counts | None = None,
 ) -> list[Collective]:
-    """What every rank enters in each layer, in order: exchange A, gathers, exchange B, and two closings."""
+    """What every rank enters in each layer, in order: exchange A, candidates, gathers, exchange B, two closings.
+
+    `candidates`: ranked tokens that all ranks give to all, in a layer with an indexer (`layout.selection`).
+    """
     listed: list[Collective] = []
     if routes.has_queries or ridden:
         listed.append(_collective("all_to_all_v", counts_a(routes, ridden, w)))
+    if candidates is not None and routes.ranks > 1:
+        listed.append(_collective("all_gather_v", candidates))
     for indices, full in ((routes.gathered, False), (routes.gathered_full, True)):
         for index in indices:
             for part in gather_parts(routes.spans[index], topo, block_size, gather_tokens):

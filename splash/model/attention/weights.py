@@ -34,6 +34,20 @@ class GQAShard:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexerWeights:
+    """Replicated on every rank. h heads of the indexer, of d dimensions."""
+
+    wq_b: torch.Tensor
+    """[h * d, q_lora]"""
+    wk: torch.Tensor
+    """[d, hidden]"""
+    k_norm_weight: torch.Tensor
+    k_norm_bias: torch.Tensor
+    heads: torch.Tensor
+    """weights_proj [h, hidden]"""
+
+
+@dataclass(frozen=True, slots=True)
 class MLAWeights:
     """Replicated on every rank."""
 
@@ -41,6 +55,7 @@ class MLAWeights:
     """[q_lora + latent + rope, hidden]: q_a over kv_a; without q_lora kv_a alone."""
     q_norm: torch.Tensor | None
     kv_norm: torch.Tensor
+    indexer: IndexerWeights | None
 
 
 @dataclass(frozen=True, slots=True)
