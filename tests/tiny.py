@@ -9,22 +9,35 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 VOCAB_SIZE = 512
 _IMAGE_TOKENS = ("image", "video", "image_start", "image_end", "video_start", "video_end")
 
-KINDS = ("deepseek_v3", "deepseek_v3_no_q_lora", "glm4_moe_lite", "llama", "qwen3_moe")
+KINDS = (
+    "deepseek_v3",
+    "deepseek_v3_no_q_lora",
+    "deepseek_v32",
+    "glm4_moe_lite",
+    "glm_moe_dsa",
+    "llama",
+    "qwen3_moe",
+)
 """What `make_tiny` makes; `deepseek_v3_no_q_lora` is deepseek_v3 with q_proj straight from the hidden state."""
 
 CLEAR_MARGIN = 1e-3
 """Least gap of the two best logits if a token is to be the same after another order of summation."""
 CLEAR_ROUTER_GAP = 2e-5
 """Least gap between the scores of a chosen and a rejected expert, or group of experts."""
+CLEAR_INDEX_GAP = 1e-5
+"""Least gap between an indexer's scores of a chosen and a rejected token."""
+
+INDEX_TOP_K = 16
 
 _MLA = {"kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
 _MOE = {"moe_intermediate_size": 64, "num_experts_per_tok": 2, "norm_topk_prob": True}
@@ -50,6 +63,7 @@ _VISION = {
 }
 _KEPT = ("A_log", "dt_bias", "hc.scale")
 """Tensors of glm5_next whose initial values are far from flat."""
+_INDEXER = {"index_n_heads": 32, "index_head_dim": 32, "index_topk": INDEX_TOP_K}
 _YARN = {
     "rope_type": "yarn",
     "rope_theta": 1e4,
@@ -121,7 +135,6 @@ def _own_config(
         "topk_group": 2,
         "first_k_dense_replace": 1,
         "rms_norm_eps": 1e-6,
-        "num_mtp_layers": 0,
         "rope_parameters": {**_YARN},
     }
     glm = {
@@ -138,6 +151,8 @@ def _own_config(
         "mlp_layer_types": glm["mlp_layer_types"],
         "layer_types": [kinds[layer % 2] for layer in range(layers)],
     }
+    glm_dsa = {**glm, "rope_parameters": {"rope_type": "default", "rope_theta": 8e6}}
+    shared = ["shared" if layer > 1 and layer % 2 == 0 else "full" for layer in range(layers)]
     qwen = {
         "num_experts": experts,
         "decoder_sparse_step": 1,
@@ -146,10 +161,12 @@ def _own_config(
         "rope_parameters": plain_rope,
     }
     return {
-        "deepseek_v3": {**mla, **deepseek, "q_lora_rank": q_lora},
-        "deepseek_v3_no_q_lora": {**mla, **deepseek, "q_lora_rank": None},
+        "deepseek_v3": {**mla, **deepseek, "num_mtp_layers": 0, "q_lora_rank": q_lora},
+        "deepseek_v3_no_q_lora": {**mla, **deepseek, "num_mtp_layers": 0, "q_lora_rank": None},
         "glm4_moe_lite": {**mla, **glm, "q_lora_rank": q_lora},
         "glm5_next": {**mla, **flash, **_FLASH, "q_lora_rank": q_lora, "linear_num_heads": heads},
+        "deepseek_v32": {**mla, **_INDEXER, **deepseek, "q_lora_rank": q_lora},
+        "glm_moe_dsa": {**mla, **_INDEXER, **glm_dsa, "q_lora_rank": q_lora, "indexer_types": shared},
         "llama": {**gqa, "rms_norm_eps": 1e-5, "rope_parameters": {**_LLAMA3}},
         "qwen3_moe": {**gqa, **_MOE, **qwen},
     }[kind]
@@ -171,7 +188,9 @@ def _build(kind: str, config: dict[str, Any], *, seed: int) -> Any:
     cls = {
         "deepseek_v3": "DeepseekV3",
         "deepseek_v3_no_q_lora": "DeepseekV3",
+        "deepseek_v32": "DeepseekV32",
         "glm4_moe_lite": "Glm4MoeLite",
+        "glm_moe_dsa": "GlmMoeDsa",
         "llama": "Llama",
         "qwen3_moe": "Qwen3Moe",
     }[kind]
@@ -213,20 +232,23 @@ class Reference:
     """Least gap between the best and the second logit."""
     router_gap: float
     """Least gap of scores between chosen and rejected experts or groups, prompt included; inf without MoE."""
+    index_gap: float
+    """Least gap of an indexer's scores between chosen and rejected tokens, prompt included; inf without one."""
 
     @property
     def clear(self) -> bool:
         """Whether no rounding error can change a token."""
-        return self.margin > CLEAR_MARGIN and self.router_gap > CLEAR_ROUTER_GAP
+        gaps = self.router_gap > CLEAR_ROUTER_GAP and self.index_gap > CLEAR_INDEX_GAP
+        return self.margin > CLEAR_MARGIN and gaps
 
 
 def reference_greedy(folder: Path, prompt: Sequence[int], num_tokens: int) -> Reference:
     """`num_tokens` greedy tokens after `prompt`, by transformers; ends of sequence are ignored."""
     model = load_reference(folder)
-    gaps = _RouterGaps(model)
+    gaps, indexers = _RouterGaps(model), IndexerWatch(model)
     ids = torch.tensor([list(prompt)])
     cache, tokens, logits = None, [], []
-    with torch.inference_mode(), gaps:
+    with torch.inference_mode(), gaps, indexers:
         for _ in range(num_tokens):
             output = model(input_ids=ids, cache=cache, use_cache=True)
             cache = output.cache
@@ -235,15 +257,27 @@ def reference_greedy(folder: Path, prompt: Sequence[int], num_tokens: int) -> Re
             ids = torch.tensor([[tokens[-1]]])
     stacked = torch.stack(logits)
     best = stacked.topk(2).values
-    return Reference(
-        tuple(prompt), tuple(tokens), stacked, float((best[:, 0] - best[:, 1]).min()), gaps.least
-    )
+    margin = float((best[:, 0] - best[:, 1]).min())
+    return Reference(tuple(prompt), tuple(tokens), stacked, margin, gaps.least, indexers.least_gap)
 
 
 def reference_logits(folder: Path, token_ids: Sequence[int]) -> torch.Tensor:
     """[len(token_ids), vocab] fp32: the logits after each of the given tokens, teacher-forced in one pass."""
     with torch.inference_mode():
         return load_reference(folder)(input_ids=torch.tensor([list(token_ids)])).logits[0].float()
+
+
+def reference_selections(folder: Path, token_ids: Sequence[int]) -> dict[int, list[set[int]]]:
+    """By layer with an indexer: the positions that each of the given tokens attends over, teacher-forced."""
+    watch = IndexerWatch(model := load_reference(folder))
+    with torch.inference_mode(), watch:
+        model(input_ids=torch.tensor([list(token_ids)]))
+    return {layer: [chosen_set(row, watch.top_k) for row in scores] for layer, scores in watch.seen}
+
+
+def chosen_set(scores: torch.Tensor, top_k: int) -> set[int]:
+    """Positions of the `top_k` best finite scores."""
+    return {int(i) for i in scores.topk(min(top_k, len(scores))).indices if scores[i].isfinite()}
 
 
 def clear_reference(folder: Path, length: int, num_tokens: int, *, seed: int = 0) -> Reference:
@@ -274,6 +308,65 @@ def load_reference(folder: Path) -> Any:
     return auto.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
     ).eval()
+
+
+class IndexerWatch:
+    """Watches the indexers of a transformers model while it is entered: their scores as they choose."""
+
+    def __init__(self, model: Any) -> None:
+        self.seen: list[tuple[int, torch.Tensor]] = []
+        """(layer, scores [rows, tokens], masked ones below every number), in order of calls."""
+        self.top_k = 0
+        self._indexers = [module for name, module in model.named_modules() if name.endswith("indexer")]
+        self._handles: list[Any] = []
+
+    @property
+    def least_gap(self) -> float:
+        """Between the worst chosen and the best rejected token of any row."""
+        gaps = [float("inf")]
+        for _, scores in self.seen:
+            if scores.shape[1] > self.top_k:
+                best = scores.topk(self.top_k + 1).values
+                gap = best[:, -2] - best[:, -1]
+                gaps += gap[best[:, -1] > HIDDEN].tolist()
+        return min(gaps)
+
+    def __enter__(self) -> None:
+        for indexer in self._indexers:
+            self.top_k = indexer.index_topk
+            topk = _TopK(self.seen, indexer.layer_idx)
+            self._handles.append(indexer.register_forward_pre_hook(partial(_enter, topk)))
+            self._handles.append(indexer.register_forward_hook(partial(_leave, topk)))
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+HIDDEN = -1e30
+"""Scores below are those of masked tokens."""
+
+
+class _TopK(TorchFunctionMode):
+    """Sees what `topk` is called with."""
+
+    def __init__(self, seen: list[tuple[int, torch.Tensor]], layer: int) -> None:
+        super().__init__()
+        self._seen, self._layer = seen, layer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.topk:
+            scores = args[0][0].float()
+            self._seen.append((self._layer, scores.masked_fill(scores < HIDDEN, float("-inf"))))
+        return func(*args, **(kwargs or {}))
+
+
+def _enter(mode: _TopK, *_: object) -> None:
+    mode.__enter__()
+
+
+def _leave(mode: _TopK, *_: object) -> None:
+    mode.__exit__(None, None, None)
 
 
 class _RouterGaps:

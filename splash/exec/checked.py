@@ -84,8 +84,12 @@ class CheckedCommunicator:
         )
 
 
-def assert_replicated(x: torch.Tensor, comm: Communicator) -> None:
-    """The bits of `x` are the same on all ranks: router and sampling choices depend on it."""
-    digest = x.contiguous().view(torch.uint8).to(torch.int64).sum().reshape(1)
+def assert_replicated(x: torch.Tensor, comm: Communicator, what: str) -> None:
+    """The bits of `x` are the same on all ranks: router, indexer and sampling choices depend on it."""
+    numbers = x.contiguous().view(-1).view(torch.uint8).to(torch.int64)
+    weights = torch.arange(len(numbers), device=x.device) % 251 + 1  # so that an order counts too
+    digest = (numbers * weights).sum().reshape(1)
     everyone = comm.all_gather(digest).flatten().tolist()
-    assert len(set(everyone)) == 1, f"rows that should be replicated differ between ranks: digests {everyone}"
+    assert len(set(everyone)) == 1, (
+        f"{what} that should be replicated differ between ranks: digests {everyone}"
+    )

@@ -5,12 +5,10 @@ A rank's entries are those it computes (`Projected.entries`), then those that ar
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 
-from splash.exec.frame import Frame, RankShape, index_of
+from splash.exec.frame import Frame, RankShape, index_of, routes_at
 from splash.layout.exchange import Ride, counts_a, rides
 from splash.model.attention.rows import Appends, QueryExchange
 
@@ -22,11 +20,7 @@ def rides_of(frame: Frame, starts: list[int], shape: RankShape) -> list[Ride]:
     """The new KV that travels in this step; `starts` are the positions of the spans' first rows."""
     if not frame.may_ride:
         return []
-    spans = tuple(
-        span if span.start == start else replace(span, start=start)
-        for span, start in zip(frame.routes.spans, starts, strict=True)
-    )
-    return rides(replace(frame.routes, spans=spans), shape.topo, shape.block_size)
+    return rides(routes_at(frame, starts), shape.topo, shape.block_size)
 
 
 def entry_of(frame: Frame, row: int, group: int, shape: RankShape) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,7 +13,8 @@ from splash.layout.exchange import Routes, Widths, counts_b, may_ride, route
 from splash.layout.holders import Topology
 from splash.layout.rows import Span, ordered
 from splash.layout.writers import row_share
-from splash.model.attention.rows import Index, OutputExchange
+from splash.model.attention.index import Index
+from splash.model.attention.rows import OutputExchange
 from splash.model.recurrent import RecurrentRows
 from splash.sched.step import StepPlan
 
@@ -28,6 +29,8 @@ class RankShape:
     widths: Widths
     is_mla: bool
     """Every rank computes every row's latent, so no new KV travels."""
+    top_k: int | None = None
+    """Tokens that an indexer lets a row attend over; None: attention is dense."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,15 @@ def make_frame(plan: StepPlan, mirror: Mirror, shape: RankShape) -> Frame:
         sample_rows=sample_rows,
         recurrent=recurrent_rows(routes, [mirror.sequences[span.request].state for span in routes.spans]),
     )
+
+
+def routes_at(frame: Frame, starts: list[int]) -> Routes:
+    """The frame's routes with spans where they are in this step; `starts` are the positions of their first rows."""
+    spans = tuple(
+        span if span.start == start else replace(span, start=start)
+        for span, start in zip(frame.routes.spans, starts, strict=True)
+    )
+    return replace(frame.routes, spans=spans)
 
 
 def index_of(rows: list[int]) -> Index:

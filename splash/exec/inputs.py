@@ -12,13 +12,17 @@ import numpy as np
 import torch
 
 from splash.exec.entries import appends_of, arrivals_of, query_exchange, rides_of
-from splash.exec.frame import Frame, RankShape, make_frame
+from splash.exec.frame import Frame, RankShape, make_frame, routes_at
 from splash.exec.mirror import Mirror, Sequence
 from splash.exec.reading import Reading
+from splash.exec.selecting import selecting_rows
 from splash.hal.protocol import Attention
 from splash.layout.exchange import Collective, Ride, Routes, layer_collectives
 from splash.layout.rows import Method
-from splash.model.attention.rows import AttentionRows, Index
+from splash.layout.selection import Selecting, counts_candidates, selecting
+from splash.model.attention.index import Index
+from splash.model.attention.rows import AttentionRows
+from splash.model.attention.selection import SelectingRows
 from splash.model.rope import RopeRows, RopeTable
 from splash.sched.step import StepPlan
 
@@ -34,6 +38,8 @@ class StepInputs(NamedTuple):
     routes: Routes
     ridden: list[Ride]
     """New KV that travels between ranks (GQA)."""
+    selecting: Selecting | None
+    """Spans that attend over chosen tokens; None if there are none."""
 
 
 class InputBuilder:
@@ -47,10 +53,14 @@ class InputBuilder:
         rope: RopeTable,
         attention: Attention,
         gather_tokens: int,
+        index_rope: RopeTable | None = None,
     ) -> None:
+        """`index_rope`: the rotations of an indexer's queries and keys, where the model has one."""
         self._mirror = mirror
         self._shape = shape
         self._rope = rope
+        self._index_rope = index_rope
+        self._attention = attention
         self._reading = Reading(shape, attention, gather_tokens)
         self._gather_tokens = gather_tokens
         self._kept: tuple[tuple[object, ...], Frame] | None = None
@@ -59,17 +69,32 @@ class InputBuilder:
         frame = self._frame(plan)
         starts, positions, tokens = _places(frame, only_decodes=not plan.chunks)
         ridden = rides_of(frame, starts, self._shape)
-        rows = self._rows(frame, starts, ridden, torch.from_numpy(positions))
+        chosen = self._selecting(frame, starts)
+        rows = self._rows(frame, starts, ridden, chosen, torch.from_numpy(positions))
         return StepInputs(
-            torch.from_numpy(tokens), rows, frame.sampled, frame.sample_rows, frame.routes, ridden
+            torch.from_numpy(tokens), rows, frame.sampled, frame.sample_rows, frame.routes, ridden, chosen
         )
 
-    def collectives(self, inputs: StepInputs) -> list[Collective]:
-        """What every rank enters in each layer of this step."""
-        shape = self._shape
+    def collectives(self, inputs: StepInputs, *, indexed: bool) -> list[Collective]:
+        """What every rank enters in each layer of this step; `indexed`: in those with an indexer of their own."""
+        shape, candidates = self._shape, None
+        if indexed and inputs.selecting is not None and inputs.selecting.shared:
+            candidates = counts_candidates(inputs.routes, inputs.selecting)
         return layer_collectives(
-            inputs.routes, inputs.ridden, shape.topo, shape.block_size, self._gather_tokens, shape.widths
+            inputs.routes,
+            inputs.ridden,
+            shape.topo,
+            shape.block_size,
+            self._gather_tokens,
+            shape.widths,
+            candidates,
         )
+
+    def _selecting(self, frame: Frame, starts: list[int]) -> Selecting | None:
+        shape = self._shape
+        if shape.top_k is None:
+            return None
+        return selecting(routes_at(frame, starts), shape.topo, shape.block_size, shape.top_k)
 
     def _frame(self, plan: StepPlan) -> Frame:
         if plan.chunks or plan.decode_method is Method.GATHER:  # depends on positions
@@ -80,10 +105,17 @@ class InputBuilder:
         return self._kept[1]
 
     def _rows(
-        self, frame: Frame, starts: list[int], ridden: list[Ride], positions: torch.Tensor
+        self,
+        frame: Frame,
+        starts: list[int],
+        ridden: list[Ride],
+        chosen: Selecting | None,
+        positions: torch.Tensor,
     ) -> AttentionRows:
         shape, routes = self._shape, frame.routes
         rope = self._rope.at(positions)
+        rope_index = None if self._index_rope is None else self._index_rope.at(positions)
+        apart = frozenset[int]() if chosen is None else chosen.spans
         return AttentionRows(
             num_rows=routes.num_rows,
             num_sharded=routes.num_sharded,
@@ -97,15 +129,32 @@ class InputBuilder:
             rope_full_kv=_select(rope, frame.full_kv, routes.num_rows),
             appends=appends_of(frame, starts, arrivals_of(frame, ridden, shape), shape),
             query_exchange=query_exchange(frame, ridden, shape),
-            own_seqs=self._reading.own_seqs(frame, starts),
+            own_seqs=self._reading.own_seqs(frame, starts, apart),
             num_here=frame.num_here,
-            here_seqs=self._reading.here_seqs(frame, starts),
-            gathers=tuple(self._reading.gathers(frame)),
+            here_seqs=self._reading.here_seqs(frame, starts, apart),
+            gathers=tuple(self._reading.gathers(frame, apart)),
             output_exchange=frame.output_exchange,
             num_returning=frame.num_returning,
             finish_by_head=frame.finish_by_head,
             finish_full=frame.finish_full,
             recurrent=frame.recurrent,
+            rope_index=rope_index,
+            selecting=None if chosen is None else self._selecting_rows(frame, starts, chosen, rope_index),
+        )
+
+    def _selecting_rows(
+        self, frame: Frame, starts: list[int], chosen: Selecting, rope: RopeRows | None
+    ) -> SelectingRows:
+        assert rope is not None
+        return selecting_rows(
+            frame,
+            routes_at(frame, starts),
+            chosen,
+            rope,
+            shape=self._shape,
+            reading=self._reading,
+            attention=self._attention,
+            gather_tokens=self._gather_tokens,
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 
 import torch
 
@@ -23,28 +23,30 @@ class Reading:
         self._gather_tokens = gather_tokens
         self._own_group = shape.topo.group_of(shape.rank)
 
-    def own_seqs(self, frame: Frame, starts: list[int]) -> object:
-        """Own heads over the own group's pages: the first rows."""
-        if not frame.num_own:
+    def own_seqs(self, frame: Frame, starts: list[int], selecting: Set[int]) -> object:
+        """Own heads over the own group's pages: the first rows, `selecting` spans apart. None if all of them are."""
+        dense = [index for index in frame.routes.own if index not in selecting]
+        if not dense:
             return None
         seqs: list[SeqRows] = []
-        for index in frame.routes.own:
-            self._read(seqs, frame, index, starts[index], self._own_group, frame.routes.starts[index])
+        for index in dense:
+            self.read(seqs, frame, index, starts[index], self._own_group, frame.routes.starts[index])
         return self._attention.prepare(seqs, self._shape.block_size)
 
-    def here_seqs(self, frame: Frame, starts: list[int]) -> object:
-        """All heads over all groups' pages, group after group of the rows that attend here."""
-        if not frame.num_here:
+    def here_seqs(self, frame: Frame, starts: list[int], selecting: Set[int]) -> object:
+        """All heads over all groups' pages, group after group of the rows that attend here; else as `own_seqs`."""
+        if selecting >= set(frame.here):
             return None
         seqs: list[SeqRows] = []
         for group in range(self._shape.topo.groups):
             row = group * frame.num_here
             for index in frame.here:
-                self._read(seqs, frame, index, starts[index], group, row)
+                if index not in selecting:
+                    self.read(seqs, frame, index, starts[index], group, row)
                 row += frame.routes.spans[index].count
         return self._attention.prepare(seqs, self._shape.block_size)
 
-    def _read(self, seqs: list[SeqRows], frame: Frame, index: int, start: int, group: int, row: int) -> None:
+    def read(self, seqs: list[SeqRows], frame: Frame, index: int, start: int, group: int, row: int) -> None:
         """Add what this rank reads for one span and group, if anything."""
         size, span = self._shape.block_size, frame.routes.spans[index]
         end = start + span.count
@@ -59,13 +61,15 @@ class Reading:
             SeqRows(row, span.count, start, local.pages, local.first_block, local.block_step, num_keys)
         )
 
-    def gathers(self, frame: Frame) -> Iterator[Gather]:
+    def gathers(self, frame: Frame, selecting: Set[int]) -> Iterator[Gather]:
         """By head first, then shares, as `layer_collectives` lists them."""
         routes, shape = frame.routes, self._shape
         for index in routes.gathered:
             rows = slice(routes.starts[index], routes.starts[index] + routes.spans[index].count)
             share = range(routes.spans[index].count)
-            yield self._gather(frame, index, share, full=False, queries=rows, entries=rows)
+            yield self._gather(
+                frame, index, share, full=False, queries=rows, entries=rows, dense=index not in selecting
+            )
         query = frame.num_full_paged
         for index in routes.gathered_full:
             count = routes.spans[index].count
@@ -73,23 +77,34 @@ class Reading:
             first = entry_of(frame, routes.starts[index], 0, shape)
             entries = slice(first, first + count * shape.topo.groups)
             queries = slice(query, query + len(share))
-            yield self._gather(frame, index, share, full=True, queries=queries, entries=entries)
+            yield self._gather(
+                frame, index, share, full=True, queries=queries, entries=entries, dense=index not in selecting
+            )
             query += len(share)
 
     def _gather(
-        self, frame: Frame, index: int, share: range, *, full: bool, queries: slice, entries: slice
+        self,
+        frame: Frame,
+        index: int,
+        share: range,
+        *,
+        full: bool,
+        queries: slice,
+        entries: slice,
+        dense: bool,
     ) -> Gather:
-        """`share`: which of the span's rows this rank computes."""
+        """`share`: which of the span's rows this rank computes; `dense`: they do not select."""
         topo, size = self._shape.topo, self._shape.block_size
         span, table = frame.routes.spans[index], frame.sequences[index].table
         groups = range(topo.groups if full else 1)
+        count = len(share) if dense else 0
         parts = []
         for first, stop, tokens in gather_parts(span, topo, size, self._gather_tokens):
             pages = [table.between(group, first, stop, span.present) for group in range(topo.groups)]
             total = sum(tokens)
-            seqs = self._whole_pages(groups, len(share), total, start=total, num_keys=total)
+            seqs = self._whole_pages(groups, count, total, start=total, num_keys=total)
             parts.append(HistoryPart(tuple(pages), tokens, seqs))
-        own = self._whole_pages(groups, len(share), span.count, start=share.start, num_keys=share.stop)
+        own = self._whole_pages(groups, count, span.count, start=share.start, num_keys=share.stop)
         return Gather(full, queries, tuple(parts), entries, own)
 
     def _whole_pages(

@@ -6,7 +6,8 @@ All ranks are given the same plans, sample the same tokens and enter the same co
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from time import monotonic
 
 import torch
@@ -26,13 +27,17 @@ from splash.kv.slots import MemoryPlan
 from splash.layout.exchange import widths
 from splash.layout.holders import Topology
 from splash.model.assemble import assemble
-from splash.model.attention.rows import take
+from splash.model.attention.index import take
+from splash.model.attention.selection import Selection
 from splash.model.checkpoint import open_checkpoint
 from splash.model.loader import DTYPES, load_rank, load_shard
 from splash.model.rope import RopeTable
 from splash.model.weights import RankWeights
 from splash.sched.step import PageCopy, ShardCopy, StepPlan, StepResult
 from splash.spec.model import ITEMSIZE, ModelSpec
+
+Watch = Callable[[int, StepInputs, Selection], None]
+"""Is given a layer's number, what the step computes, and the tokens that the layer chose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +86,15 @@ class Worker:
         weights: RankWeights,
         pool: Pool,
         observe: Observer | None = None,
+        watch: Watch | None = None,
     ) -> None:
+        """`observe` is given logits; `watch`, in debug mode, each layer that chose tokens, and what it chose."""
         spec, memory = args.spec, args.memory
         topo = Topology(comm.size, spec.kv_groups(comm.size))
         dtype = DTYPES[args.dtype]
         attention = backend.attention()
+        self._spec = spec
+        self._watch = watch
         self._copier = backend.copier(comm, pool)
         self._checked = CheckedCommunicator(comm) if args.check else None
         comm = self._checked or comm
@@ -120,8 +129,10 @@ class Worker:
                 block_size=memory.pages.block_size,
                 widths=widths(spec, comm.size, ITEMSIZE[args.dtype]),
                 is_mla=spec.is_mla,
+                top_k=None if spec.indexer is None else spec.indexer.top_k,
             ),
             rope=RopeTable(spec.rope, args.max_positions, dtype=dtype, device=backend.device),
+            index_rope=_index_rope(spec, args.max_positions, dtype=dtype, device=backend.device),
             attention=attention,
             gather_tokens=args.gather_tokens,
         )
@@ -147,12 +158,22 @@ class Worker:
         """Hidden states [N, hidden]. In debug mode every collective is asserted."""
         if self._checked is None:
             return self._decoder.forward(inputs.tokens, inputs.rows)
-        layer = self._inputs.collectives(inputs)
-        embedding = layer[-1]  # closes like a layer: all rows, all ranks
-        self._checked.expect([embedding, *layer * len(self._decoder.layers)])
-        hidden = self._decoder.forward(inputs.tokens, inputs.rows)
+        by_kind = [self._inputs.collectives(inputs, indexed=indexed) for indexed in (False, True)]
+        embedding = by_kind[0][-1]  # closes like a layer: all rows, all ranks
+        layers = [by_kind[self._spec.has_indexer(layer)] for layer in range(self._spec.num_layers)]
+        self._checked.expect([embedding, *chain.from_iterable(layers)])
+        chosen: list[torch.Tensor] = []
+
+        def watch(layer: int, selection: Selection) -> None:
+            chosen.append(selection.agreed.sort(1).values)
+            if self._watch is not None:
+                self._watch(layer, inputs, selection)
+
+        hidden = self._decoder.forward(inputs.tokens, inputs.rows, watch)
         self._checked.done()
-        assert_replicated(hidden, self._checked)
+        assert_replicated(hidden, self._checked, "rows")
+        if chosen:
+            assert_replicated(torch.cat(chosen), self._checked, "chosen tokens")
         return hidden
 
     def copy(self, copies: tuple[PageCopy | ShardCopy, ...]) -> None:
@@ -180,6 +201,14 @@ class Worker:
     def _zero(self, pages: list[int]) -> None:
         for page in pages:
             self._pages[page].zero_()
+
+
+def _index_rope(spec: ModelSpec, max_positions: int, *, dtype: torch.dtype, device: str) -> RopeTable | None:
+    """The model's rotations in the indexer's pairing (MODELS §2.3)."""
+    if spec.indexer is None:
+        return None
+    rope = replace(spec.rope, interleaved=spec.indexer.interleaved)
+    return RopeTable(rope, max_positions, dtype=dtype, device=device)
 
 
 def _want(s: Sequence) -> Want:

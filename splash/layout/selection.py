@@ -28,6 +28,10 @@ class Selecting:
     offers: tuple[int, ...]
     """Candidates that each rank offers for each row of the shared spans."""
 
+    @property
+    def spans(self) -> frozenset[int]:
+        return frozenset((*self.own, *self.shared, *(i for indices in self.by_owner for i in indices)))
+
 
 def selecting(routes: Routes, topo: Topology, block_size: int, top_k: int) -> Selecting | None:
     """None if no span selects. The spans of `routes` are those of this step, positions included."""
@@ -36,9 +40,7 @@ def selecting(routes: Routes, topo: Topology, block_size: int, top_k: int) -> Se
         return tuple(i for indices in lists for i in indices if routes.spans[i].end > top_k)
 
     own = chosen(routes.own)
-    by_owner = tuple(
-        chosen(*both) for both in zip(routes.to_owner, routes.full_local, strict=True)
-    )
+    by_owner = tuple(chosen(*both) for both in zip(routes.to_owner, routes.full_local, strict=True))
     shared = chosen(routes.to_all, routes.full_striped, routes.gathered, routes.gathered_full)
     if not (own or shared or any(by_owner)):
         return None

@@ -11,10 +11,12 @@ import torch
 from splash.hal.protocol import Attention, Communicator
 from splash.layout.holders import Topology
 from splash.model.attention.gqa import GQAProjection
+from splash.model.attention.indexer import Indexer
 from splash.model.attention.mla import MLAProjection
 from splash.model.attention.pipeline import AttentionPipeline, LayerPages
 from splash.model.attention.projection import Projection
 from splash.model.attention.rows import AttentionRows
+from splash.model.attention.selection import Selection
 from splash.model.attention.weights import GQAShard, GQAWeights, MLAShard, MLAWeights
 from splash.model.decoder import Decoder, FeedForward, Layer, Mixer
 from splash.model.layers.hyper import HyperConnection, Residual, added
@@ -56,6 +58,7 @@ def assemble(
                 attention=attention,
                 topo=topo,
                 scale=spec.attention.softmax_scale,
+                indexer=_indexer(spec, layer.attention, fields[index], comm, attention),
             )
         ffn = _feed_forward(spec.ffns[index], layer.ffn, spec.swiglu_limit)
         residuals = _residuals(spec, layer.hyper)
@@ -78,9 +81,11 @@ def _recurrent(spec: ModelSpec, weights: KDAWeights, states: StateViews | None, 
     packed_weights = replace(weights, project=packed(weights.project), o=packed(weights.o))
     mixer = KDA(spec.kda, packed_weights, states, layer=number, norm_eps=spec.norm_eps)
 
-    def mix(h: torch.Tensor, rows: AttentionRows) -> torch.Tensor:
+    def mix(
+        h: torch.Tensor, rows: AttentionRows, selection: Selection | None
+    ) -> tuple[torch.Tensor, Selection | None]:
         assert rows.recurrent is not None
-        return mixer(h, rows.recurrent)
+        return mixer(h, rows.recurrent), selection
 
     return mix
 
@@ -103,6 +108,22 @@ def _projection(
         return MLAProjection(spec.attention, replace(weights, a=packed(weights.a)), shards, rank)
     assert isinstance(spec.attention, GQASpec)
     return GQAProjection(spec.attention, weights, shards, rank, topo, spec.norm_eps)
+
+
+def _indexer(
+    spec: ModelSpec,
+    weights: MLAWeights | GQAWeights,
+    fields: tuple[torch.Tensor, ...],
+    comm: Communicator,
+    attention: Attention,
+) -> Indexer | None:
+    """The layer's own, whose keys are the last field of its pages."""
+    if isinstance(weights, GQAWeights) or weights.indexer is None:
+        return None
+    assert spec.indexer is not None
+    own = weights.indexer
+    own = replace(own, wq_b=packed(own.wq_b), wk=packed(own.wk), heads=packed(own.heads))
+    return Indexer(spec.indexer, own, keys=fields[-1], comm=comm, attention=attention)
 
 
 def _feed_forward(spec: Any, weights: MLPWeights | MoEWeights, limit: float | None) -> FeedForward:

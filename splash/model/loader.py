@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from splash.model.attention.weights import GQAWeights, MLAWeights
+from splash.model.attention.weights import GQAWeights, IndexerWeights, MLAWeights
 from splash.model.checkpoint import Checkpoint
 from splash.model.weights import HyperWeights, KDAWeights, LayerWeights, MLPWeights, MoEWeights, RankWeights
 from splash.spec.model import DenseSpec, GQASpec, KDASpec, MLASpec, ModelSpec, MoESpec
@@ -148,7 +148,7 @@ def _mixer(reader: _Reader, spec: ModelSpec, layer: int) -> MLAWeights | GQAWeig
     prefix = f"{layer_prefix(layer)}self_attn."
     if spec.kda is not None and spec.is_kda(layer):
         return _kda(reader, spec.kda, spec.hidden_size, prefix)
-    return _attention(reader, spec.attention, prefix)
+    return _attention(reader, spec, layer)
 
 
 def _kda(reader: _Reader, kda: KDASpec, hidden: int, prefix: str) -> KDAWeights:
@@ -181,8 +181,9 @@ def _hyper(reader: _Reader, prefix: str, block: str) -> HyperWeights:
     return HyperWeights(fn, base, scale)
 
 
-def _attention(reader: _Reader, att: MLASpec | GQASpec, prefix: str) -> MLAWeights | GQAWeights:
+def _attention(reader: _Reader, spec: ModelSpec, layer: int) -> MLAWeights | GQAWeights:
     """What of the attention every rank has whole."""
+    att, prefix = spec.attention, f"{layer_prefix(layer)}self_attn."
     if isinstance(att, GQASpec):
         return GQAWeights(
             q_norm=reader.whole(f"{prefix}q_norm.weight") if att.qk_norm else None,
@@ -197,6 +198,17 @@ def _attention(reader: _Reader, att: MLASpec | GQASpec, prefix: str) -> MLAWeigh
         a=reader.stack(f"{prefix}q_a_proj.weight", kv_a),
         q_norm=reader.whole(f"{prefix}q_a_layernorm.weight"),
         kv_norm=kv_norm,
+        indexer=_indexer(reader, f"{prefix}indexer.") if spec.has_indexer(layer) else None,
+    )
+
+
+def _indexer(reader: _Reader, prefix: str) -> IndexerWeights:
+    return IndexerWeights(
+        wq_b=reader.whole(f"{prefix}wq_b.weight"),
+        wk=reader.whole(f"{prefix}wk.weight"),
+        k_norm_weight=reader.whole(f"{prefix}k_norm.weight"),
+        k_norm_bias=reader.whole(f"{prefix}k_norm.bias"),
+        heads=reader.whole(f"{prefix}weights_proj.weight"),
     )
 
 

@@ -34,6 +34,8 @@ MODELS = [
     ("llama", {"kv_heads": 2}, 8),
     ("qwen3_moe", {"kv_heads": 2}, 4),
     ("qwen3_moe", {"kv_heads": 4}, 2),
+    ("deepseek_v32", {"layers": 4}, 2),
+    ("glm_moe_dsa", {"layers": 4}, 4),
 ]
 
 
@@ -76,7 +78,9 @@ def test_a_layout_equals_transformers(
     assert_as_reference(folder, prompts, run(folder, script))
 
 
-@pytest.mark.parametrize(("kind", "options", "ranks"), [MODELS[2], MODELS[8], MODELS[12], MODELS[1]])
+@pytest.mark.parametrize(
+    ("kind", "options", "ranks"), [MODELS[2], MODELS[8], MODELS[12], MODELS[1], *MODELS[14:]]
+)
 def test_layouts_mix_in_one_step(tiny: TinyMaker, kind: str, options: dict[str, int], ranks: int) -> None:
     """Red when sections disturb each other: rows of all layouts, prompts and decodes share every collective."""
     folder = tiny(kind, **options)
@@ -97,6 +101,7 @@ SWITCHED = [
     ("llama", {"kv_heads": 4}, 4),
     ("llama", {"kv_heads": 8}, 4),
     ("qwen3_moe", {"kv_heads": 2}, 2),
+    *MODELS[14:],
 ]
 
 

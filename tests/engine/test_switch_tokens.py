@@ -31,7 +31,11 @@ MODELS = [
     ("llama", {"kv_heads": 2}),
     ("llama", {"kv_heads": 8}),
     ("qwen3_moe", {"kv_heads": 4}),
+    ("deepseek_v32", {"layers": 4}),
+    ("glm_moe_dsa", {"layers": 4}),
 ]
+SPARSE = MODELS[6:]
+"""Contexts of up to 66 tokens, of which 16 are chosen."""
 IDS = [f"{kind}{''.join(f'-kv{n}' for n in options.values())}" for kind, options in MODELS]
 
 
@@ -85,6 +89,10 @@ def test_each_layout(
         (*MODELS[3], 4, "decoding"),
         (*MODELS[5], 4, "mid-prompt"),
         (*MODELS[5], 2, "decoding"),
+        (*SPARSE[0], 2, "mid-prompt"),
+        (*SPARSE[0], 4, "decoding"),
+        (*SPARSE[1], 2, "decoding"),
+        (*SPARSE[1], 4, "mid-prompt"),
     ],
 )
 def test_all_twenty_switches(
@@ -114,7 +122,7 @@ def test_all_twenty_switches(
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("kind", "options"), [MODELS[1], MODELS[4]], ids=[IDS[1], IDS[4]])
+@pytest.mark.parametrize(("kind", "options"), [MODELS[1], MODELS[4], SPARSE[1]], ids=[IDS[1], IDS[4], IDS[7]])
 def test_fifty_switches_with_arrivals_and_aborts(
     kind: str, options: dict[str, int], seed: int, tiny: TinyMaker, references: dict
 ) -> None:

@@ -8,8 +8,9 @@ import torch
 
 from splash.hal.protocol import PagedKV
 from splash.layout.holders import Topology
+from splash.model.attention.index import take
 from splash.model.attention.projection import Projected, sum_of_shards
-from splash.model.attention.rows import AttentionRows, take
+from splash.model.attention.rows import AttentionRows
 from splash.model.attention.weights import GQAShard, GQAWeights
 from splash.model.layers.linear import linear
 from splash.model.layers.norm import rms_norm

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 from splash.hal.protocol import Attention, Communicator
 from splash.hal.ranking import best, positions_of
-from splash.model.attention.rows import take
-from splash.model.attention.selection import GatheredUse, PagedUse, Selected, Selection, SelectingRows
+from splash.model.attention.index import take
+from splash.model.attention.selection import GatheredUse, PagedUse, Selected, SelectingRows, Selection
 from splash.model.attention.weights import IndexerWeights
 from splash.model.layers.linear import linear
 from splash.model.rope import RopeRows, rotate
@@ -60,6 +60,7 @@ class Indexer:
         chosen = positions_of(torch.cat([tokens[:local], self._share(tokens[local:], rows)]))
         return Selection(
             positions=chosen,
+            agreed=torch.cat([chosen[: rows.num_own], chosen[local:]]),
             own=_selected(chosen, rows.own),
             here=_selected(chosen, rows.here),
             gathers=tuple(None if use is None else _gathered(chosen, use) for use in rows.gathers),

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from splash.hal.protocol import PagedKV
+from splash.model.attention.index import take
 from splash.model.attention.projection import Projected, sum_of_shards
-from splash.model.attention.rows import AttentionRows, take
+from splash.model.attention.rows import AttentionRows
 from splash.model.attention.weights import MLAShard, MLAWeights
 from splash.model.layers.linear import heads_matmul, linear
 from splash.model.layers.norm import rms_norm
@@ -37,7 +38,7 @@ class MLAProjection:
         self._finish_latents(latents, rows.rope)
         own = self._queries(q_in[: rows.num_sharded], rows.rope_sharded, self.own)
         full = self._queries(take(q_in, rows.full_queries), rows.rope_full_queries, self.shards)
-        return Projected(own, full, (latents,))
+        return Projected(own, full, (latents,), None if self.spec.q_lora_rank is None else q_in)
 
     def _split(self, h: torch.Tensor, a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What queries are made of [n, q_in], and raw latents [n, latent + rope]."""

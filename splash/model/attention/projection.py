@@ -15,13 +15,15 @@ from splash.model.layers.linear import linear
 class Projected(NamedTuple):
     """`own` [num_sharded, own heads, d_q], `full` [full rows, all heads, d_q], and the new KV that this rank computed.
 
-    `entries` are the fields of a page, each [entries, width]. MLA: one entry a row. GQA: the own group of each
-    sharded row, then all groups of each row of `full_kv`.
+    `entries` are the fields that attention reads, each [entries, width]. MLA: one entry a row. GQA: the own group of
+    each sharded row, then all groups of each row of `full_kv`.
     """
 
     own: torch.Tensor
     full: torch.Tensor
     entries: tuple[torch.Tensor, ...]
+    q_latent: torch.Tensor | None = None
+    """[N, q_lora_rank], normed: what queries, also an indexer's, are made of. None without one."""
 
 
 class Projection(Protocol):

@@ -12,16 +12,10 @@ from typing import Any
 
 import torch
 
+from splash.model.attention.index import Index
+from splash.model.attention.selection import SelectingRows
 from splash.model.recurrent import RecurrentRows
 from splash.model.rope import RopeRows
-
-Index = slice | torch.Tensor
-"""Rows of a tensor: a slice where they are contiguous, else int64 row numbers."""
-
-
-def take(x: torch.Tensor, rows: Index) -> torch.Tensor:
-    """The named rows of `x`: a view if they are contiguous."""
-    return x[rows] if isinstance(rows, slice) else x.index_select(0, rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +66,7 @@ class HistoryPart:
     tokens: tuple[int, ...]
     """Tokens of each group that every rank sends."""
     seqs: Any
-    """Prepared: all queries see all of the piece."""
+    """Prepared: all queries see all of the piece. None if they select."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +79,7 @@ class Gather:
     entries: slice
     """The span's own new KV among this rank's entries; with full heads, group after group for each row."""
     own_seqs: Any
-    """Prepared: the queries see the span's own tokens, causally."""
+    """Prepared: the queries see the span's own tokens, causally. None if they select."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +102,10 @@ class AttentionRows:
     appends: Appends
     query_exchange: QueryExchange | None
     own_seqs: Any
-    """Prepared, for the first `num_own` queries."""
+    """Prepared, for those of the first `num_own` queries that do not select; None if there are none."""
     num_here: int
     here_seqs: Any
-    """Prepared, for the rows that attend here: row g * num_here + i is KV group g of row i."""
+    """As `own_seqs`, for the rows that attend here: row g * num_here + i is KV group g of row i."""
     gathers: tuple[Gather, ...]
     output_exchange: OutputExchange | None
     num_returning: int
@@ -122,3 +116,7 @@ class AttentionRows:
     """Rows that this rank finishes with all heads: those that stay here, gathered shares."""
     recurrent: RecurrentRows | None = None
     """Set where the model has recurrent layers."""
+    rope_index: RopeRows | None = None
+    """The indexer's rotations of all rows; set where the model has one."""
+    selecting: SelectingRows | None = None
+    """None: every row attends to all that it sees."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from splash.model.attention.rows import Index
+from splash.model.attention.index import Index
 from splash.model.rope import RopeRows
 
 NOWHERE = -(1 << 60)
@@ -20,24 +20,26 @@ NOWHERE = -(1 << 60)
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the tokens of some rows' sequences lie here: in pages, in a piece of a history, among new entries.
+    """Where tokens at positions [first, stop) of some rows' sequences lie here: in pages, in a piece of a history,
+    among new entries.
 
-    `table` int64 [sequences, blocks]: the slot of the first token of block `first_block` + j, or NOWHERE; the other
-    tokens of a block follow it. A slot is page * tokens of a page + offset. `sequence` int64 [rows].
+    `table` int64 [sequences, blocks]: the slot of the first token of each block from that of `first` on, or NOWHERE;
+    the other tokens of a block follow it. A slot is page * tokens of a page + offset. `sequence` int64 [rows].
     """
 
     table: torch.Tensor
     sequence: torch.Tensor
-    first_block: int
+    first: int
+    stop: int
     block_size: int
 
     def slots(self, positions: torch.Tensor) -> torch.Tensor:
         """`positions` [rows, k], -1 for none -> slots [rows, n] of those that lie here, -1 behind them; n <= k."""
-        blocks = positions.div(self.block_size, rounding_mode="floor") - self.first_block
-        last = self.table.shape[1] - 1
-        slots = self.table[self.sequence[:, None], blocks.clamp(0, last)] + positions % self.block_size
-        slots = torch.where((blocks < 0) | (blocks > last) | (slots < 0), -1, slots)
-        return _packed(slots)
+        outside = (positions < self.first) | (positions >= self.stop)
+        known = positions.masked_fill(outside, self.first)
+        blocks = known // self.block_size - self.first // self.block_size
+        slots = self.table[self.sequence[:, None], blocks] + known % self.block_size
+        return _packed(slots.masked_fill_(outside | (slots < 0), -1))
 
 
 def _packed(slots: torch.Tensor) -> torch.Tensor:
@@ -107,6 +109,8 @@ class Selection:
 
     positions: torch.Tensor
     """int64 [selecting rows, k]: positions in the sequence, -1 for none, as far as this rank knows them."""
+    agreed: torch.Tensor
+    """Those of the rows that every rank knows."""
     own: Selected | None
     here: Selected | None
     gathers: tuple[tuple[torch.Tensor, ...] | None, ...]

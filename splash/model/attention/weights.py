@@ -55,7 +55,8 @@ class MLAWeights:
     """[q_lora + latent + rope, hidden]: q_a over kv_a; without q_lora kv_a alone."""
     q_norm: torch.Tensor | None
     kv_norm: torch.Tensor
-    indexer: IndexerWeights | None
+    indexer: IndexerWeights | None = None
+    """Of layers that have one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from splash.model.attention.index import take
 from splash.model.attention.projection import Projected
-from splash.model.attention.rows import OutputExchange, QueryExchange, take
+from splash.model.attention.rows import OutputExchange, QueryExchange
 
 
 def pack_queries(new: Projected, plan: QueryExchange) -> torch.Tensor:
