@@ -187,9 +187,9 @@ def open_deployment(folder: str | Path, config: EngineConfig, backend: Backend |
 
 def _check_computed(spec: ModelSpec) -> None:
     """ConfigError for what has sizes and no forward pass yet: served as if it were not there, it would be wrong."""
-    if spec.indexer is not None:
+    if spec.indexer is not None and spec.indexer.pool > 1:
         raise ConfigError(
-            f"{spec.model_type} is not served yet: its sparse attention is not computed (--model)"
+            f"{spec.model_type} is not served yet: its pooled indexer is not computed (--model)"
         )
     if spec.kda is not None:
         raise ConfigError(

@@ -46,7 +46,6 @@ def selecting_rows(
     for index in spans:
         reading.read(seqs, frame, index, starts[index], 0, first_rows[index])
     rows = index_of(routes.rows(spans))
-    here = (*owned, *(i for i in chosen.shared if i in {*routes.to_all, *routes.full_striped}))
     return SelectingRows(
         rows=rows,
         rope=rope.select(rows),
@@ -55,8 +54,8 @@ def selecting_rows(
         num_owned=routes.count(owned),
         num_shared=routes.count(chosen.shared),
         offers=chosen.offers,
-        own=_paged_use(frame, routes, chosen.own, routes.own, 0, shape),
-        here=_paged_use(frame, routes, here, frame.here, routes.count(chosen.own), shape),
+        own=_paged_use(frame, routes, routes.own, first_rows, shape),
+        here=_paged_use(frame, routes, frame.here, first_rows, shape),
         gathers=tuple(_gathered_uses(routes, first_rows, shape, gather_tokens)),
     )
 
@@ -72,23 +71,24 @@ def _first_rows(routes: Routes, spans: Sequence[int]) -> dict[int, int]:
 
 
 def _paged_use(
-    frame: Frame,
-    routes: Routes,
-    spans: Sequence[int],
-    attending: Sequence[int],
-    first: int,
-    shape: RankShape,
+    frame: Frame, routes: Routes, attending: Sequence[int], first_rows: dict[int, int], shape: RankShape
 ) -> PagedUse | None:
-    """Of `attending` spans, in the order of their queries, `spans` select: rows from `first` on of those that do."""
+    """Those of the `attending` spans that select, in the order of their queries."""
+    spans = [i for i in attending if i in first_rows]
     if not spans:
         return None
     queries = _first_rows(routes, attending)
-    rows = [queries[i] + offset for i in spans for offset in range(routes.spans[i].count)]
-    sequence = [place for place, i in enumerate(spans) for _ in range(routes.spans[i].count)]
-    places = Places(
-        _page_table(frame, routes, spans, shape), torch.tensor(sequence), 0, ANYWHERE, shape.block_size
+    counts = [range(routes.spans[i].count) for i in spans]
+    sequence = [place for place, count in enumerate(counts) for _ in count]
+    return PagedUse(
+        chosen=index_of(
+            [first_rows[i] + row for i, count in zip(spans, counts, strict=True) for row in count]
+        ),
+        queries=index_of([queries[i] + row for i, count in zip(spans, counts, strict=True) for row in count]),
+        places=Places(
+            _page_table(frame, routes, spans, shape), torch.tensor(sequence), 0, ANYWHERE, shape.block_size
+        ),
     )
-    return PagedUse(slice(first, first + len(rows)), index_of(rows), places)
 
 
 def _page_table(frame: Frame, routes: Routes, spans: Sequence[int], shape: RankShape) -> torch.Tensor:

@@ -55,7 +55,7 @@ class PagedUse:
     chosen: Index
     """Which of the selecting rows."""
     queries: Index
-    """Which of the queries there."""
+    """Which of the queries there, ascending."""
     places: Places
 
 
@@ -97,7 +97,7 @@ class SelectingRows:
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """`queries` of those that attend somewhere do so over `slots` [n, width] alone (-1: none)."""
+    """`queries` (ascending) of those that attend somewhere do so over `slots` [n, width] alone (-1: none)."""
 
     queries: Index
     slots: torch.Tensor
