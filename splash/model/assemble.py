@@ -58,7 +58,7 @@ def assemble(
                 attention=attention,
                 topo=topo,
                 scale=spec.attention.softmax_scale,
-                indexer=_indexer(spec, layer.attention, fields[index], comm, attention),
+                indexer=_indexer(spec, index, layer.attention, fields[index], comm, attention),
             )
         ffn = _feed_forward(spec.ffns[index], layer.ffn, spec.swiglu_limit)
         residuals = _residuals(spec, layer.hyper)
@@ -112,15 +112,17 @@ def _projection(
 
 def _indexer(
     spec: ModelSpec,
+    layer: int,
     weights: MLAWeights | GQAWeights,
     fields: tuple[torch.Tensor, ...],
     comm: Communicator,
     attention: Attention,
 ) -> Indexer | None:
     """The layer's own, whose keys are the last field of its pages."""
-    if isinstance(weights, GQAWeights) or weights.indexer is None:
+    if spec.indexer is None or not spec.has_indexer(layer):
         return None
-    assert spec.indexer is not None
+    assert isinstance(weights, MLAWeights)
+    assert weights.indexer is not None
     own = weights.indexer
     own = replace(own, wq_b=packed(own.wq_b), wk=packed(own.wk), heads=packed(own.heads))
     return Indexer(spec.indexer, own, keys=fields[-1], comm=comm, attention=attention)

@@ -16,6 +16,7 @@ import torch
 from splash_cpu.attention import CpuAttention
 
 from splash.core.params import SamplingParams
+from splash.exec.inputs import StepInputs
 from splash.exec.worker import Worker, WorkerArgs, load
 from splash.hal.inproc import InProcessBackend, ThreadCommunicator, run_ranks
 from splash.kv.slots import plan_memory
@@ -24,6 +25,7 @@ from splash.layout.holders import Topology, holders
 from splash.layout.layouts import LAYOUTS, Assignment
 from splash.layout.residency import full_ranks
 from splash.layout.rows import Method, Span, ordered, section_key
+from splash.model.attention.selection import Selection
 from splash.model.checkpoint import open_checkpoint
 from splash.sched.step import (
     Admit,
@@ -334,10 +336,23 @@ class RecordingBackend(InProcessBackend):
         return pool
 
 
+Chosen = dict[tuple[int, int, int], set[int]]
+"""(layer, request, position of a row) -> positions that it attends over."""
+
+
 def run(
-    folder: Path, script: Script, *, gather_tokens: int = 8, gaps: bool = False, check: bool = True
+    folder: Path,
+    script: Script,
+    *,
+    gather_tokens: int = 8,
+    gaps: bool = False,
+    check: bool = True,
+    chosen: Chosen | None = None,
 ) -> Outcome:
-    """All plans of `script` on threads; the logits are rank 0's, and every rank must sample the same."""
+    """All plans of `script` on threads; the logits are rank 0's, and every rank must sample the same.
+
+    `chosen` is filled with what indexers chose on any rank; ranks that know the same row must agree.
+    """
     args = WorkerArgs(
         folder=str(folder),
         spec=script.spec,
@@ -360,6 +375,12 @@ def run(
         weights, pool = load(comm, backend, args)
         comm.barrier()  # as the executor, which waits until all ranks are ready
         recorder = Recorder(comm)
+        spans: list[Span] = []
+
+        def watch(layer: int, inputs: StepInputs, selection: Selection) -> None:
+            assert chosen is not None
+            note_chosen(chosen, layer, spans, inputs, selection)
+
         worker = Worker(
             comm=recorder,
             backend=backend,
@@ -367,10 +388,12 @@ def run(
             weights=weights,
             pool=pool,
             observe=observe if comm.rank == 0 else lambda requests, logits: None,
+            watch=None if chosen is None else watch,
         )
         pages = pool.bytes.view(-1, script.memory.pages.page_bytes)
         results, calls = [], []
         for step in script.steps:
+            spans[:] = step.spans
             results.append(worker.execute(step.plan))
             calls.append(recorder.calls[:])
             recorder.calls.clear()
@@ -384,6 +407,21 @@ def run(
     for other in results[1:]:
         assert [r.tokens for r in other] == [r.tokens for r in results[0]], "ranks sampled different tokens"
     return Outcome(_tokens(script, results[0]), _stacked(seen), list(results), list(calls))
+
+
+def note_chosen(
+    chosen: Chosen, layer: int, spans: Sequence[Span], inputs: StepInputs, selection: Selection
+) -> None:
+    """Add what one rank knows of a layer's choice in a step of `spans`."""
+    selecting = inputs.rows.selecting
+    assert selecting is not None
+    rows = torch.arange(inputs.rows.num_rows)[selecting.rows].tolist()
+    places = [(span.request, span.start + i) for span in spans for i in range(span.count)]
+    for row, positions in zip(rows, selection.positions.tolist(), strict=True):
+        mine = {p for p in positions if p >= 0}
+        if mine:
+            known = chosen.setdefault((layer, *places[row]), mine)
+            assert known == mine, f"ranks chose differently in layer {layer} for {places[row]}"
 
 
 def _tokens(script: Script, results: Sequence[StepResult]) -> dict[int, list[int]]:

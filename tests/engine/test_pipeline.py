@@ -11,6 +11,7 @@ from splash.core.params import SamplingParams
 from splash.layout.exchange import layer_collectives, rides, route, widths
 from splash.layout.layouts import LAYOUTS
 from splash.layout.rows import Method
+from splash.layout.selection import counts_candidates, selecting
 from tests.conftest import TinyMaker
 from tests.engine.pipeline_kit import GREEDY, Script, assert_as_reference, at, run, spec_of
 from tests.tiny import random_prompt, reference_logits
@@ -250,7 +251,13 @@ def test_bfloat16_stays_near(tiny: TinyMaker, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"), [("deepseek_v3", {}), ("llama", {"kv_heads": 2}), ("llama", {"kv_heads": 4})]
+    ("kind", "options"),
+    [
+        ("deepseek_v3", {}),
+        ("llama", {"kv_heads": 2}),
+        ("llama", {"kv_heads": 4}),
+        ("glm_moe_dsa", {"layers": 4}),
+    ],
 )
 def test_every_rank_enters_the_collectives_of_the_plan(
     tiny: TinyMaker, kind: str, options: dict[str, int]
@@ -276,14 +283,20 @@ def test_every_rank_enters_the_collectives_of_the_plan(
     for number, step in enumerate(script.steps):
         routes = route(step.spans, 4)
         ridden = [] if spec.is_mla else rides(routes, script.topo, 4)
-        layer = layer_collectives(routes, ridden, script.topo, 4, 8, w)
+        layers = []
+        for layer in range(spec.num_layers):
+            candidates = None
+            if spec.indexer is not None and spec.has_indexer(layer):
+                chosen = selecting(routes, script.topo, 4, spec.indexer.top_k)
+                candidates = counts_candidates(routes, chosen) if chosen and chosen.shared else None
+            layers += layer_collectives(routes, ridden, script.topo, 4, 8, w, candidates)
         for rank in range(4):
             calls = [call for call in outcome.calls[rank][number] if call[0] != "all_gather"]
             if not step.spans:
                 assert not calls
                 continue
             assert calls[0] == ("all_reduce", routes.num_rows * spec.hidden_size)  # the embedding
-            wanted = [_as_called(c.op, c.counts, rank) for c in layer] * spec.num_layers
+            wanted = [_as_called(c.op, c.counts, rank) for c in layers]
             assert calls[1:] == wanted, f"rank {rank}, step {number}"
 
 
