@@ -8,9 +8,9 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from splash.core.errors import ConfigError
 from splash.layout.layouts import LAYOUTS, Projection
-from splash.spec.known import known_model
+from splash.sim.presets import usual_ranks
+from splash.spec.known import known_model, known_models
 from splash.spec.model import ModelSpec
 from splash.spec.storage import WEIGHT_STORAGES, kv_storage, rank_weight_bytes, token_bytes
 from splash.spec.tensors import Part, held_shape, model_tensors, num_params, rank_params
@@ -19,7 +19,6 @@ from splash.tui.units import show_bytes
 if TYPE_CHECKING:
     from rich.console import Console
 
-DEFAULT_RANKS = 8
 MOST_SHOWN = 20
 """Problems; JSON has all."""
 
@@ -41,40 +40,31 @@ def check_model(model: str, ranks: int | None) -> Checked:
     from rich.console import Console
     from rich.progress import track
 
-    from splash.model.check import check_folder, check_rank
+    from splash.model.check import FolderCheck, check_folder, check_rank
 
-    spec, folder = None, Path(model)
-    problems: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    if folder.exists() or len(folder.parts) > 1:
-        found = check_folder(folder)
-        spec, problems, notes = found.spec, found.problems, found.notes
-    else:
-        spec = known_model(model)
-    ranks = ranks or _default_ranks(spec)
+    folder = _folder(model)
+    found = FolderCheck(known_model(model), (), ()) if folder is None else check_folder(folder)
+    spec, problems = found.spec, found.problems
+    ranks = ranks or usual_ranks(spec)
     spec.check_ranks(ranks)
     console = Console(stderr=True)
     for rank in track(
         range(ranks), "building ranks", console=console, transient=True, disable=not console.is_terminal
     ):
         problems += check_rank(spec, rank=rank, ranks=ranks).problems
-    return Checked(model, spec, ranks, folder if folder.exists() else None, problems, notes)
+    return Checked(model, spec, ranks, folder, problems, found.notes)
 
 
-def _default_ranks(spec: ModelSpec) -> int:
-    """The most ranks up to `DEFAULT_RANKS` that divide the model."""
-    for ranks in range(DEFAULT_RANKS, 1, -1):
-        try:
-            spec.check_ranks(ranks)
-        except ConfigError:
-            continue
-        return ranks
-    return 1
+def _folder(model: str) -> Path | None:
+    """The folder that is meant; a known name wins over a folder in the present directory."""
+    folder = Path(model)
+    is_folder = folder.exists() or len(folder.parts) > 1
+    return folder if is_folder and model not in known_models() else None
 
 
 def as_json(checked: Checked) -> dict[str, Any]:
     """All figures, bytes in whole numbers; weights by type and layout."""
-    spec, ranks = checked.spec, checked.ranks
+    spec, ranks, weights = checked.spec, checked.ranks, _weights(checked)
     return {
         "model_type": spec.model_type,
         "ranks": ranks,
@@ -84,9 +74,7 @@ def as_json(checked: Checked) -> dict[str, Any]:
             part.value: {"num_params": whole, "per_rank": held} for part, whole, held in _parts(checked)
         },
         "layouts": {
-            name: {
-                "weight_bytes_per_rank": {dtype: sizes[name] for dtype, sizes in _weights(checked).items()}
-            }
+            name: {"weight_bytes_per_rank": {dtype: sizes[name] for dtype, sizes in weights.items()}}
             for name in LAYOUTS
         },
         "kv_bytes_per_token": _kv(checked),

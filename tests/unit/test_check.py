@@ -21,6 +21,7 @@ from splash.spec.known import known_model
 from splash.spec.model import ModelSpec
 from splash.spec.tensors import Division, LogicalTensor, Part, model_tensors, rank_params
 from tests.conftest import TinyMaker
+from tests.quantised import SCHEMES, quantise
 from tests.tiny import KINDS
 
 MLP = "model.layers.1.mlp.up_proj.weight"
@@ -84,6 +85,17 @@ def test_a_sound_folder_has_no_problems(tiny: TinyMaker) -> None:
     """Red when a checkpoint that is served does not pass."""
     for options in ({}, {"shards": 3}):
         assert check_folder(tiny("llama", **options)).problems == ()
+
+
+def test_scales_belong_to_their_matrices(tiny: TinyMaker, tmp_path: Path) -> None:
+    """Red when scales count as extra tensors, or wrong ones pass."""
+    made = quantise(tiny("deepseek_v3"), tmp_path, SCHEMES["fp8"])
+    assert check_folder(made.folder).problems == ()
+    tensors = load_file(made.folder / SINGLE_FILE)
+    tensors[f"{made.quantised[0]}_scale_inv"] = torch.ones(7, 7)
+    save_file(tensors, made.folder / SINGLE_FILE)
+    (problem,) = check_folder(made.folder).problems
+    assert f"{made.quantised[0]}_scale_inv has shape [7, 7]" in problem
 
 
 def test_every_problem_is_named(copy_of: Callable[..., Path]) -> None:
