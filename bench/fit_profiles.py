@@ -32,6 +32,8 @@ else:
 TABLES = Path(__file__).parents[2] / "shared" / "data" / "hw"
 """Where the tables lie, unless an option says otherwise."""
 
+FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
+
 KINDS = {
     "gemm": silicon.gemm,
     "mla_decode": silicon.mla_decode,
@@ -71,6 +73,7 @@ class Fit:
     """Numbers of one section of a profile, and the measurements that they shall explain."""
 
     profile: str
+    kind: str
     paths: tuple[str, ...]
     measured: Measured
 
@@ -92,7 +95,7 @@ class Likeness:
 
 def likenesses() -> Iterator[Likeness]:
     """As `tables.toml` lists them, to be taken in this order."""
-    for entry in _entries()["like"]:
+    for entry in entries()["like"]:
         profile, section = entry["profile"], entry["section"]
         yield Likeness(
             profile,
@@ -106,13 +109,14 @@ def likenesses() -> Iterator[Likeness]:
 
 def fits(tables: Path) -> Iterator[Fit]:
     """As `tables.toml` lists them; those of one profile build on the ones before."""
-    for entry in _entries()["fit"]:
+    for entry in entries()["fit"]:
         measured = KINDS[entry["kind"]](tables, **entry["of"])
         paths = tuple(f"{entry['section']}.{number}" for number in entry["numbers"])
-        yield Fit(entry["profile"], paths, measured)
+        yield Fit(entry["profile"], entry["kind"], paths, measured)
 
 
-def _entries() -> dict[str, Any]:
+def entries() -> dict[str, Any]:
+    """What `tables.toml` says."""
     return tomllib.loads((Path(__file__).parent / "tables.toml").read_text(encoding="utf-8"))
 
 
@@ -238,7 +242,9 @@ def put(table: dict[str, Any], path: str, value: dict[str, Any]) -> None:
 
 
 @click.command(help=__doc__)
-@click.option("--tables", default=TABLES, show_default=True, type=click.Path(path_type=Path, exists=True))
+@click.option(
+    "--tables", default=TABLES, show_default="../shared/data/hw", type=click.Path(path_type=Path, exists=True)
+)
 @click.option("--write", is_flag=True, help="Write the numbers into hwprofiles/.")
 @click.option("--only", help="Of one profile.")
 def main(tables: Path, write: bool, only: str | None) -> None:
