@@ -54,6 +54,7 @@ class Options:
     json_file: str | None
     trace: Path | None
     dtype: str | None
+    kv_dtype: str | None
     temperature: float
     top_k: int
     top_p: float
@@ -91,6 +92,7 @@ class Options:
             ranks=self.ranks,
             backend=self.hw,
             dtype=self.dtype,
+            kv_dtype=self.kv_dtype,
             layout=self.layout,
             kv_pages=self.kv_pages,
             pool_mib=self.pool_mib,
@@ -162,7 +164,12 @@ OPTIONS = (
     click.option(
         "--dtype",
         type=click.Choice(["float32", "bfloat16"]),
-        help="Compute and KV type.  [default: the port's]",
+        help="Compute type.  [default: the port's]",
+    ),
+    click.option(
+        "--kv-dtype",
+        type=click.Choice(["float32", "bfloat16", "fp8"]),
+        help="Type in which KV is stored; fp8 is for latent attention.  [default: the compute type]",
     ),
     click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
     click.option("--top-k", type=int, default=0, help="Keep the k most likely tokens; 0 keeps all."),

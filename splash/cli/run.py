@@ -68,10 +68,11 @@ def _checker(deployment: Deployment, *, verify: bool) -> Callable[[Sequence[int]
     check = deployment.checker()
     if not verify:
         return check
-    if deployment.config.dtype != DTYPE:
-        raise click.UsageError(
-            f"--verify tells ties from differences in {DTYPE} only, not in {deployment.config.dtype} (--dtype)"
-        )
+    for option, dtype in (("--dtype", deployment.config.dtype), ("--kv-dtype", deployment.config.kv_dtype)):
+        if dtype != DTYPE:
+            raise click.UsageError(
+                f"--verify tells ties from differences in {DTYPE} only, not in {dtype} ({option})"
+            )
     check_again = deployment.fixed(LAYOUT).checker()
 
     def check_both(prompt: Sequence[int], params: SamplingParams) -> None:

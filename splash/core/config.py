@@ -71,7 +71,9 @@ class EngineConfig:
     ranks: int = 2
     backend: str = "cpu"
     dtype: str | None = None
-    """Compute and KV dtype: float32 or bfloat16; None is the port's default."""
+    """Compute dtype: float32 or bfloat16; None is the port's default."""
+    kv_dtype: str | None = None
+    """KV dtype: float32, bfloat16 or fp8; None is the compute dtype."""
     layout: str = "auto"
     """The target at start: a layout's name, or auto."""
     kv_pages: int | None = None

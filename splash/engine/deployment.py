@@ -19,6 +19,7 @@ from splash.engine.text import Text, open_text
 from splash.hal.protocol import Backend
 from splash.hw.load import known_profiles, load_profile
 from splash.kv.slots import MemoryPlan, plan_memory
+from splash.kv.stored import KV_DTYPES
 from splash.layout.holders import Topology
 from splash.layout.layouts import TP, layout_named
 from splash.model.checkpoint import Checkpoint, open_checkpoint
@@ -176,6 +177,7 @@ def open_deployment(folder: str | Path, config: EngineConfig, backend: Backend |
         ranks=config.ranks,
         dtype=config.dtype,
         block_size=backend.caps.block_size,
+        kv_dtype=config.kv_dtype,
         kv_pages=_kv_pages(config, backend.caps.block_size),
         pool_bytes=None if config.pool_mib is None else config.pool_mib << 20,
         num_states=DEFAULT_FULL_REQUESTS if config.kv_pages is None else 0,
@@ -226,7 +228,10 @@ def _completed(config: EngineConfig, backend: Backend, max_position: int) -> Eng
         copy_bandwidth=config.scheduler.copy_bandwidth or _copy_bandwidth(backend.name),
         check_invariants=config.scheduler.check_invariants or debug(),
     )
-    return replace(config, dtype=dtype, scheduler=scheduler)
+    kv_dtype = config.kv_dtype or dtype
+    if kv_dtype not in KV_DTYPES:
+        raise ConfigError(f"KV is stored in {', '.join(KV_DTYPES)}, not in {kv_dtype} (--kv-dtype)")
+    return replace(config, dtype=dtype, kv_dtype=kv_dtype, scheduler=scheduler)
 
 
 def _copy_bandwidth(port: str) -> float | None:

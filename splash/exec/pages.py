@@ -11,6 +11,7 @@ from splash.kv.sections import PageFormat
 from splash.layout.holders import Topology, holders, local_blocks
 from splash.layout.layouts import Assignment, Placement
 from splash.model.loader import DTYPES
+from splash.spec.packing import Packing
 
 NO_PAGE = -1
 
@@ -28,6 +29,14 @@ def page_fields(pool: torch.Tensor, pages: PageFormat) -> list[tuple[torch.Tenso
         )
         by_layer[section.layer].append(view)
     return [tuple(fields) for fields in by_layer]
+
+
+def page_packings(pages: PageFormat) -> list[tuple[Packing | None, ...]]:
+    """Per layer, of each of its fields: how its entries are packed, None where they are numbers."""
+    by_layer: list[list[Packing | None]] = [[] for _ in range(pages.num_layers)]
+    for section in pages.sections:
+        by_layer[section.layer].append(section.field.packing)
+    return [tuple(packings) for packings in by_layer]
 
 
 class LocalPages(NamedTuple):

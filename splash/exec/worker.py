@@ -17,12 +17,14 @@ from splash.exec.copies import byte_copy
 from splash.exec.frame import RankShape
 from splash.exec.inputs import InputBuilder, StepInputs
 from splash.exec.mirror import Mirror, Sequence
-from splash.exec.pages import page_fields
+from splash.exec.pages import page_fields, page_packings
 from splash.exec.sample import Observer, Sampler, Want
 from splash.exec.states import state_views
 from splash.exec.warmup import warm_up_plans
 from splash.exec.weights import Shards, shard_views, slot_tensors, tensor_bytes
-from splash.hal.protocol import Backend, Communicator, Pool, RankContext
+from splash.hal.packed import PackedAttention
+from splash.hal.protocol import Attention, Backend, Communicator, Pool, RankContext
+from splash.kv.sections import PageFormat
 from splash.kv.slots import MemoryPlan
 from splash.layout.exchange import widths
 from splash.layout.holders import Topology
@@ -92,7 +94,7 @@ class Worker:
         spec, memory = args.spec, args.memory
         topo = Topology(comm.size, spec.kv_groups(comm.size))
         dtype = DTYPES[args.dtype]
-        attention = backend.attention()
+        attention = _attention(backend, memory.pages)
         self._spec = spec
         self._watch = watch
         self._copier = backend.copier(comm, pool)
@@ -116,6 +118,7 @@ class Worker:
                 for views in shard_views(pool.bytes, memory, spec, comm.size, dtype)
             ],
             fields=page_fields(pool.bytes, memory.pages),
+            packings=page_packings(memory.pages),
             comm=comm,
             attention=attention,
             topo=topo,
@@ -127,7 +130,9 @@ class Worker:
                 rank=comm.rank,
                 topo=topo,
                 block_size=memory.pages.block_size,
-                widths=widths(spec, comm.size, ITEMSIZE[args.dtype]),
+                widths=widths(
+                    spec, comm.size, ITEMSIZE[args.dtype], _history_width(spec, comm.size, memory.pages)
+                ),
                 is_mla=spec.is_mla,
                 top_k=None if spec.indexer is None else spec.indexer.top_k,
             ),
@@ -209,6 +214,21 @@ def _index_rope(spec: ModelSpec, max_positions: int, *, dtype: torch.dtype, devi
         return None
     rope = replace(spec.rope, interleaved=spec.indexer.interleaved)
     return RopeTable(rope, max_positions, dtype=dtype, device=device)
+
+
+def _attention(backend: Backend, pages: PageFormat) -> Attention:
+    """The port's, over what pages hold."""
+    packings = {section.field.name: section.field.packing for section in pages.sections}
+    latent = packings.get("latent")
+    if latent is None:
+        return backend.attention()
+    return PackedAttention(backend.attention(), latent, packings.get("index"))
+
+
+def _history_width(spec: ModelSpec, ranks: int, pages: PageFormat) -> int:
+    """Elements, as they are stored, of one token's KV in one layer and group."""
+    stored = {section.field.name: section.field.width for section in pages.sections}
+    return sum(stored[field.name] for field in spec.kv_fields(ranks))
 
 
 def _want(s: Sequence) -> Want:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import lcm
 
 from splash.core.errors import ConfigError
+from splash.spec.packing import Packing
 
 ALIGN_BYTES = 64
 
@@ -20,6 +21,8 @@ class Field:
     itemsize: int
     dtype: str
     pool: int = 1
+    packing: Packing | None = None
+    """Set if `width` counts the bytes of packed entries."""
 
     @property
     def entry_bytes(self) -> int:

@@ -7,8 +7,9 @@ from math import prod
 
 from splash.core.errors import CapacityError
 from splash.kv.geometry import PoolGeometry
-from splash.kv.sections import ALIGN_BYTES, Field, PageFormat, page_format
+from splash.kv.sections import ALIGN_BYTES, PageFormat, page_format
 from splash.kv.state import StateFormat, row_alignment, state_format, state_sections
+from splash.kv.stored import stored_field
 from splash.spec.model import ITEMSIZE, ModelSpec
 
 
@@ -70,15 +71,19 @@ def plan_memory(
     ranks: int,
     dtype: str,
     block_size: int,
+    kv_dtype: str | None = None,
     kv_pages: int | None = None,
     pool_bytes: int | None = None,
     num_states: int = 0,
 ) -> MemoryPlan:
     """The pool of one rank: `kv_pages` beside all weight slots and the recurrent states of `num_states` requests, or
-    `pool_bytes` in all (one of them)."""
+    `pool_bytes` in all (one of them).
+
+    `kv_dtype`: one of `KV_DTYPES`, if it is not `dtype`. ConfigError for a model whose KV cannot be stored so.
+    """
     itemsize = ITEMSIZE[dtype]
     layers = [
-        [Field(f.name, f.width, itemsize, dtype, f.pool) for f in spec.layer_kv_fields(layer, ranks)]
+        [stored_field(f, spec, kv_dtype or dtype) for f in spec.layer_kv_fields(layer, ranks)]
         for layer in range(spec.num_layers)
     ]
     kept = state_sections(spec, ranks, dtype)

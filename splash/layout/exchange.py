@@ -239,16 +239,22 @@ class Widths:
     lse: int
     """Elements that one fp32 takes in the compute dtype's buffer."""
     kv: int
+    """New, in the compute type."""
     hidden: int
+    history: int
+    """As it is stored, in elements of that type."""
 
 
-def widths(spec: ModelSpec, ranks: int, itemsize: int) -> Widths:
+def widths(spec: ModelSpec, ranks: int, itemsize: int, history: int | None = None) -> Widths:
+    """`itemsize` of the compute type; `history`: elements of a token's stored KV, where they are not those computed."""
     att = spec.attention
     kv = sum(field.width for field in spec.kv_fields(ranks))
     heads = att.num_heads // ranks
     if isinstance(att, MLASpec):
-        return Widths(heads, att.latent_dim, att.kv_lora_rank, 4 // itemsize, kv, spec.hidden_size)
-    return Widths(heads, att.head_dim, att.head_dim, 4 // itemsize, kv, spec.hidden_size)
+        query, output = att.latent_dim, att.kv_lora_rank
+    else:
+        query = output = att.head_dim
+    return Widths(heads, query, output, 4 // itemsize, kv, spec.hidden_size, history or kv)
 
 
 Counts = list[list[int]]
@@ -277,7 +283,7 @@ def counts_b(routes: Routes, w: Widths) -> Counts:
 def counts_gather(part: GatherPart, topo: Topology, *, full: bool, w: Widths) -> Counts:
     """Elements of one gathered part: all groups to every rank, or to each rank its own group."""
     groups = topo.groups if full else 1
-    return [[tokens * groups * w.kv] * topo.ranks for tokens in part.tokens]
+    return [[tokens * groups * w.history] * topo.ranks for tokens in part.tokens]
 
 
 class Collective(NamedTuple):

@@ -28,6 +28,7 @@ from splash.model.layers.vocab import Embedding, Head
 from splash.model.recurrent import StateViews
 from splash.model.weights import HyperWeights, KDAWeights, MLPWeights, MoEWeights, RankWeights
 from splash.spec.model import GQASpec, MLASpec, ModelSpec, MoESpec
+from splash.spec.packing import Packing
 
 
 def assemble(
@@ -36,13 +37,14 @@ def assemble(
     weights: RankWeights,
     shards: Sequence[Sequence[MLAShard | GQAShard]],
     fields: Sequence[tuple[torch.Tensor, ...]],
+    packings: Sequence[tuple[Packing | None, ...]],
     comm: Communicator,
     attention: Attention,
     topo: Topology,
     states: StateViews | None = None,
 ) -> Decoder:
-    """`shards[layer][j]` is head shard j, `fields[layer]` are the fields of this rank's pages, `states` its recurrent
-    states, where the model has any."""
+    """`shards[layer][j]` is head shard j, `fields[layer]` are the fields of this rank's pages and `packings[layer]` how
+    their entries are packed, `states` its recurrent states, where the model has any."""
     layers, num_recurrent = [], 0
     for index, layer in enumerate(weights.layers):
         mixer: Mixer
@@ -53,7 +55,7 @@ def assemble(
             projection = _projection(spec, layer.attention, shards[index], comm.rank, topo)
             mixer = AttentionPipeline(
                 projection=projection,
-                pages=LayerPages(fields[index], projection.paged(fields[index])),
+                pages=LayerPages(fields[index], projection.paged(fields[index]), packings[index]),
                 comm=comm,
                 attention=attention,
                 topo=topo,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-E4M3 = torch.float8_e4m3fn
+from splash.hal.fp8 import E4M3, fp8_values
 
 
 def dequantised(
@@ -38,10 +38,3 @@ def scale_values(scales: torch.Tensor) -> torch.Tensor:
     if scales.dtype is torch.uint8:
         scales = scales.view(torch.float8_e8m0fnu)
     return scales.float()
-
-
-def fp8_values(elements: torch.Tensor) -> torch.Tensor:
-    """fp8 e4m3 -> float32, by a table: five times as fast as torch's conversion on a CPU (2 M elements, 2.13)."""
-    table = torch.arange(256, dtype=torch.uint8, device=elements.device).view(E4M3).float()
-    places = elements.contiguous().view(torch.uint8).view(-1).int()
-    return table.index_select(0, places).view(elements.shape)

@@ -17,6 +17,7 @@ DTYPES: Mapping[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "float64": torch.float64,
+    "uint8": torch.uint8,
 }
 
 

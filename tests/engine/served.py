@@ -74,6 +74,7 @@ class Served:
         kv_pages: int = 200,
         prefer_slots: bool = True,
         dtype: str = "float32",
+        kv_dtype: str | None = None,
         **config: Any,
     ) -> None:
         settings: dict[str, Any] = {"token_budget": 24, "max_chunk": 9, "max_model_len": 400, **config}
@@ -84,6 +85,7 @@ class Served:
                 layout=layout,
                 kv_pages=kv_pages,
                 dtype=dtype,
+                kv_dtype=kv_dtype,
                 scheduler=SchedulerConfig(check_invariants=True, copy_bytes_per_step=400_000, **settings),
             ),
             backend=InProcessBackend(
@@ -121,12 +123,14 @@ class Served:
         self.executor.close()
         del _SEEN[id(self)]
 
-    def add(self, prompt: tuple[int, ...], max_tokens: int, **params: Any) -> int:
+    def add(
+        self, prompt: tuple[int, ...], max_tokens: int, *, forced: tuple[int, ...] = (), **params: Any
+    ) -> int:
         request = Request(
             self._next_id, prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True, **params)
         )
         self._next_id += 1
-        self.scheduler.add(request)
+        self.scheduler.add(request, forced)
         self.outputs[request.id] = []
         return request.id
 

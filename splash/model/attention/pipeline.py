@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from splash.hal.fp8 import packed
 from splash.hal.protocol import Attention, Communicator, PagedKV
 from splash.layout.holders import Topology
 from splash.model.attention.history import gather_history
@@ -21,6 +22,7 @@ from splash.model.attention.projection import Projected, Projection
 from splash.model.attention.rows import AttentionRows, Gather
 from splash.model.attention.selection import Selected, Selection
 from splash.model.attention.wire import pack_outputs, pack_queries, unpack_outputs, unpack_queries
+from splash.spec.packing import Packing
 
 Entries = tuple[torch.Tensor, ...]
 """New KV that this rank knows: the fields of a page, each [entries, width]."""
@@ -37,6 +39,15 @@ class LayerPages:
     fields: tuple[torch.Tensor, ...]
     """What attention reads, then the index keys of a layer with an indexer."""
     paged: PagedKV
+    packings: tuple[Packing | None, ...]
+    """One a field: how its entries are packed, None where they are numbers."""
+
+    def stored(self, entries: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """New entries as the fields hold them, one tensor a field."""
+        return [
+            values.to(field.dtype) if packing is None else packed(values, packing)
+            for field, packing, values in zip(self.fields, self.packings, entries, strict=False)
+        ]
 
 
 class AttentionPipeline:
@@ -117,8 +128,9 @@ class AttentionPipeline:
         """Write the new KV that this rank holds, now or next, into its pages."""
         where = rows.appends
         if where.pages.shape[0]:
-            for field, values in zip(self.pages.fields, entries, strict=True):
-                field.index_put_((where.pages, where.offsets), take(values, where.entries))
+            values = self.pages.stored([take(field, where.entries) for field in entries])
+            for field, stored in zip(self.pages.fields, values, strict=True):
+                field.index_put_((where.pages, where.offsets), stored)
 
     def _attend_own(
         self, queries: torch.Tensor, rows: AttentionRows, selection: Selection | None
@@ -185,9 +197,8 @@ class AttentionPipeline:
     def _paged_entries(self, entries: Entries, gather: Gather) -> PagedKV:
         """The span's new KV as one page for each group: entries are row by row, its groups side by side."""
         groups = self.projection.groups if gather.full else 1
-        return self.projection.paged(
-            [field[gather.entries].unflatten(0, (-1, groups)).transpose(0, 1) for field in entries]
-        )
+        stored = self.pages.stored([field[gather.entries] for field in entries])
+        return self.projection.paged([field.unflatten(0, (-1, groups)).transpose(0, 1) for field in stored])
 
     def _attend_groups(
         self, queries: torch.Tensor, kv: PagedKV, seqs: Any, selected: Selected | None
