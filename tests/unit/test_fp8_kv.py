@@ -65,7 +65,7 @@ def test_bytes_of_a_token() -> None:
         (shapes.GLM_5_3_FLASH, 6_171),
     ):
         spec = normalise(config)
-        plan = plan_memory(spec, ranks=8, dtype="bfloat16", kv_dtype="fp8", block_size=64, kv_pages=9)
+        plan = plan_memory(spec, ranks=8, dtype="bfloat16", kv_dtype="fp8", block_size=64, kv_pages=99)
         assert plan.pages.token_bytes == expected
 
 
