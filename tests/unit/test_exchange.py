@@ -28,16 +28,13 @@ assignments = st.builds(Assignment, st.sampled_from(list(LAYOUTS.values())), st.
 
 
 def mla(heads: int, ranks: int, *, latent: int = 512, rope: int = 64) -> Widths:
-    return Widths(
-        heads=heads // ranks, query=latent + rope, output=latent, lse=1, kv=latent + rope, hidden=HIDDEN
-    )
+    kv = latent + rope
+    return Widths(heads // ranks, query=kv, output=latent, lse=1, kv=kv, hidden=HIDDEN, history=kv)
 
 
 def gqa(heads: int, kv_heads: int, ranks: int, *, dim: int = 128) -> Widths:
-    groups = min(kv_heads, ranks)
-    return Widths(
-        heads=heads // ranks, query=dim, output=dim, lse=1, kv=2 * kv_heads // groups * dim, hidden=HIDDEN
-    )
+    kv = 2 * kv_heads // min(kv_heads, ranks) * dim
+    return Widths(heads // ranks, query=dim, output=dim, lse=1, kv=kv, hidden=HIDDEN, history=kv)
 
 
 def decodes(layout: Layout, ranks: int, each: int) -> list[Span]:
