@@ -28,10 +28,10 @@ class RankExecutor:
         self._check = check
 
     def submit(self, plan: StepPlan) -> None:
-        self._job.send(plan)
+        self._job.send(plan.values)
 
     def collect(self) -> StepResult:
-        return merged(self._job.receive(), check=self._check)
+        return merged([StepResult(*values) for values in self._job.receive()], check=self._check)
 
     def close(self) -> None:
         self._job.close()

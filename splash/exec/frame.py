@@ -11,7 +11,7 @@ from splash.exec.mirror import Mirror, Sequence
 from splash.exec.states import recurrent_rows
 from splash.layout.exchange import Routes, Widths, counts_b, may_ride, route
 from splash.layout.holders import Topology
-from splash.layout.rows import Span, ordered
+from splash.layout.rows import Method, Span, ordered
 from splash.layout.writers import row_share
 from splash.model.attention.index import Index
 from splash.model.attention.rows import OutputExchange
@@ -124,7 +124,7 @@ def index_of(rows: list[int]) -> Index:
 def _spans(plan: StepPlan, mirror: Mirror) -> Iterator[Span]:
     for request in plan.decodes:
         s = mirror.sequences[request]
-        yield Span(request, s.num_tokens - 1, 1, s.present, s.next, plan.decode_method, True)
+        yield Span(request, s.num_tokens - 1, 1, s.present, s.next, Method.EXCHANGE, True)
     for chunk in plan.chunks:
         s = mirror.sequences[chunk.request]
         yield Span(chunk.request, chunk.start, chunk.count, s.present, s.next, chunk.method, False)

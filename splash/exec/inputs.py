@@ -18,7 +18,6 @@ from splash.exec.reading import Reading
 from splash.exec.selecting import selecting_rows
 from splash.hal.protocol import Attention
 from splash.layout.exchange import Collective, Ride, Routes, layer_collectives
-from splash.layout.rows import Method
 from splash.layout.selection import Selecting, counts_candidates, selecting
 from splash.model.attention.index import Index
 from splash.model.attention.rows import AttentionRows
@@ -63,17 +62,17 @@ class InputBuilder:
         self._attention = attention
         self._reading = Reading(shape, attention, gather_tokens)
         self._gather_tokens = gather_tokens
+        self._no_rope = rope.at(torch.empty(0, dtype=torch.int64))
         self._kept: tuple[tuple[object, ...], Frame] | None = None
 
     def build(self, plan: StepPlan) -> StepInputs:
         frame = self._frame(plan)
-        starts, positions, tokens = _places(frame, only_decodes=not plan.chunks)
+        starts, places = _places(frame, only_decodes=not plan.chunks)
+        positions, tokens = torch.from_numpy(places)
         ridden = rides_of(frame, starts, self._shape)
         chosen = self._selecting(frame, starts)
-        rows = self._rows(frame, starts, ridden, chosen, torch.from_numpy(positions))
-        return StepInputs(
-            torch.from_numpy(tokens), rows, frame.sampled, frame.sample_rows, frame.routes, ridden, chosen
-        )
+        rows = self._rows(frame, starts, ridden, chosen, positions)
+        return StepInputs(tokens, rows, frame.sampled, frame.sample_rows, frame.routes, ridden, chosen)
 
     def collectives(self, inputs: StepInputs, *, indexed: bool) -> list[Collective]:
         """What every rank enters in each layer of this step; `indexed`: in those with an indexer of their own."""
@@ -97,9 +96,9 @@ class InputBuilder:
         return selecting(routes_at(frame, starts), shape.topo, shape.block_size, shape.top_k)
 
     def _frame(self, plan: StepPlan) -> Frame:
-        if plan.chunks or plan.decode_method is Method.GATHER:  # depends on positions
+        if plan.chunks:  # depends on positions
             return make_frame(plan, self._mirror, self._shape)
-        key = (self._mirror.version, plan.decodes, plan.decode_method)
+        key = (self._mirror.version, plan.decodes)
         if self._kept is None or self._kept[0] != key:
             self._kept = key, make_frame(plan, self._mirror, self._shape)
         return self._kept[1]
@@ -124,9 +123,9 @@ class InputBuilder:
             num_full_paged=frame.num_full_paged,
             full_kv=frame.full_kv,
             rope=rope,
-            rope_sharded=_select(rope, slice(0, routes.num_sharded), routes.num_rows),
-            rope_full_queries=_select(rope, frame.full_queries, routes.num_rows),
-            rope_full_kv=_select(rope, frame.full_kv, routes.num_rows),
+            rope_sharded=self._select(rope, slice(0, routes.num_sharded), routes.num_rows),
+            rope_full_queries=self._select(rope, frame.full_queries, routes.num_rows),
+            rope_full_kv=self._select(rope, frame.full_kv, routes.num_rows),
             appends=appends_of(frame, starts, arrivals_of(frame, ridden, shape), shape),
             query_exchange=query_exchange(frame, ridden, shape),
             own_seqs=self._reading.own_seqs(frame, starts, apart),
@@ -157,22 +156,26 @@ class InputBuilder:
             gather_tokens=self._gather_tokens,
         )
 
+    def _select(self, rope: RopeRows, rows: Index, num_rows: int) -> RopeRows:
+        """`rope.select`, without its cost for none and for all rows."""
+        if isinstance(rows, slice) and rows.start == 0:
+            if rows.stop == 0:
+                return self._no_rope
+            if rows.stop == num_rows:
+                return rope
+        return rope.select(rows)
 
-def _places(frame: Frame, *, only_decodes: bool) -> tuple[list[int], np.ndarray, np.ndarray]:
-    """The position of each span's first row; positions and tokens of all rows, int64 [N].
+
+def _places(frame: Frame, *, only_decodes: bool) -> tuple[list[int], np.ndarray]:
+    """The position of each span's first row; positions and tokens of all rows, int64 [2, N].
 
     A decode row is the last known token, wherever the kept frame was when it was made.
     """
     sequences, spans = frame.sequences, frame.routes.spans
     if only_decodes:
         starts = [s.num_tokens - 1 for s in sequences]
-        tokens = [s.tokens[start] for s, start in zip(sequences, starts, strict=True)]
-        return starts, np.array(starts, dtype=np.int64), np.array(tokens, dtype=np.int64)
+        return starts, np.array((starts, [s.last_token for s in sequences]), dtype=np.int64)
     starts = [span.start for span in spans]
     positions = [np.arange(span.start, span.end) for span in spans]
     known = [s.tokens[span.start : span.end] for s, span in zip(sequences, spans, strict=True)]
-    return starts, np.concatenate(positions), np.concatenate(known)
-
-
-def _select(rope: RopeRows, rows: Index, num_rows: int) -> RopeRows:
-    return rope if isinstance(rows, slice) and rows == slice(0, num_rows) else rope.select(rows)
+    return starts, np.stack((np.concatenate(positions), np.concatenate(known)))

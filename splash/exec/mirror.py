@@ -21,6 +21,7 @@ class Sequence:
     __slots__ = (
         "at_block",
         "forced",
+        "last_token",
         "next",
         "num_prompt",
         "num_tokens",
@@ -39,6 +40,7 @@ class Sequence:
         self.num_tokens = len(admit.tokens)
         self.tokens = np.empty(max(64, 2 * self.num_tokens), dtype=np.int64)
         self.tokens[: self.num_tokens] = admit.tokens
+        self.last_token = admit.tokens[-1]
         self.num_prompt = admit.num_prompt
         self.params: SamplingParams = admit.params
         self.seed = admit.seed
@@ -61,6 +63,7 @@ class Sequence:
         if self.num_tokens == len(self.tokens):
             self.tokens = np.concatenate([self.tokens, np.empty_like(self.tokens)])
         self.tokens[self.num_tokens] = token
+        self.last_token = token
         self.num_tokens += 1
 
     def targets_of(self, block: int) -> list[tuple[int, int]]:

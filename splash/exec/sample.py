@@ -5,7 +5,9 @@ A token that is drawn depends on its logits, on the request's seed and on its po
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +17,9 @@ import torch
 from splash.core.params import SamplingParams
 from splash.hal.protocol import Communicator
 from splash.spec.tensors import portion
+
+NEVER = -math.inf
+_VALUE = itemgetter(0)
 
 Observer = Callable[[list[int], torch.Tensor], None]
 """Told the requests and the full logits [n, vocab] fp32 of every row that is sampled."""
@@ -61,40 +66,27 @@ class Sampler:
 
     def _best(self, logits: torch.Tensor, wants: Sequence[Want]) -> tuple[list[int], list[float]]:
         """The most likely token of each row, the lowest id of equal ones."""
-        first = self._parts[self._comm.rank].start
-        found = torch.empty(len(wants), 4 if self._gaps else 2, dtype=torch.float64)
+        found = [x.tolist() for x in logits.max(-1)]
         if self._gaps:
-            top = logits.topk(2)
-            found[:, 2] = top.values[:, 1]
-            found[:, 3] = self._forced_logits(logits, wants)
-        values, ids = logits.max(-1)
-        found[:, 0] = values
-        found[:, 1] = ids + first
-        everyone = self._comm.all_gather(found).numpy()
-        winner, row = everyone[:, :, 0].argmax(0), np.arange(len(wants))
-        tokens = everyone[winner, row, 1].astype(np.int64).tolist()
-        return tokens, self._gap_list(everyone, winner, wants) if self._gaps else []
+            found += [logits.topk(2).values[:, 1].tolist(), self._forced_logits(logits, wants)]
+        everyone = self._comm.all_gather(torch.tensor(found, dtype=torch.float64)).tolist()
+        rows = list(
+            zip(
+                *(_by_row(found, part) for found, part in zip(everyone, self._parts, strict=True)),
+                strict=True,
+            )
+        )
+        best = [max(row, key=_VALUE) for row in rows]
+        gaps = [_gap(row, want) for row, want in zip(rows, wants, strict=True)] if self._gaps else []
+        return [int(found[1]) for found in best], gaps
 
-    def _forced_logits(self, logits: torch.Tensor, wants: Sequence[Want]) -> torch.Tensor:
-        """[n]: the logit of what is forced, if this rank has it."""
+    def _forced_logits(self, logits: torch.Tensor, wants: Sequence[Want]) -> list[float]:
+        """Of each row: the logit of what is forced, if this rank has it, else -inf."""
         part = self._parts[self._comm.rank]
-        found = torch.full((len(wants),), -torch.inf)
-        for i, want in enumerate(wants):
-            if want.forced is not None and want.forced in part:
-                found[i] = logits[i, want.forced - part.start]
-        return found
-
-    def _gap_list(
-        self, everyone: npt.NDArray[np.float64], winner: npt.NDArray[np.int64], wants: Sequence[Want]
-    ) -> list[float]:
-        """The best logit less the forced one's, or less the second best."""
-        gaps = []
-        for i, want in enumerate(wants):
-            best = everyone[winner[i], i, 0]
-            others = np.delete(everyone[:, i, 0], winner[i])
-            second = max([everyone[winner[i], i, 2], *others])
-            gaps.append(float(best - (second if want.forced is None else everyone[:, i, 3].max())))
-        return gaps
+        return [
+            float(row[want.forced - part.start]) if want.forced is not None and want.forced in part else NEVER
+            for row, want in zip(logits, wants, strict=True)
+        ]
 
     def _whole(self, logits: torch.Tensor) -> torch.Tensor:
         """[n, part] -> [n, vocabulary], from all ranks."""
@@ -103,6 +95,24 @@ class Sampler:
         padded[:, : logits.shape[1]] = logits
         everyone = self._comm.all_gather(padded)
         return torch.cat([x[:, : len(part)] for x, part in zip(everyone, self._parts, strict=True)], dim=1)
+
+
+Found = tuple[float, ...]
+"""What one rank found for a row: its best logit, whose token, and for gaps its second best and the forced one."""
+
+
+def _by_row(found: list[list[float]], part: range) -> Iterator[Found]:
+    """`found` by row instead, with token ids of the whole vocabulary."""
+    values, ids, *more = found
+    return zip(values, [part.start + i for i in ids], *more, strict=True)
+
+
+def _gap(row: Sequence[Found], want: Want) -> float:
+    """The best logit of a row less the forced one's, or less the second best."""
+    best = max(row, key=_VALUE)
+    if want.forced is not None:
+        return best[0] - max(found[3] for found in row)
+    return best[0] - max(best[2], *(found[0] for found in row if found is not best), NEVER)
 
 
 def draw(logits: torch.Tensor, wants: Sequence[Want]) -> list[int]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import chain
 from time import monotonic
+from typing import NoReturn
 
 import torch
 
@@ -143,7 +144,6 @@ class Worker:
         )
         self._sampler = Sampler(comm=comm, vocab_size=spec.vocab_size, gaps=args.gaps, observe=observe)
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Apply the plan's changes, compute its rows, sample. Acknowledges the copies that have completed."""
         self.mirror.apply(plan)
@@ -258,6 +258,7 @@ def load(
     return weights, pool
 
 
+@torch.inference_mode()
 def main(context: RankContext, args: WorkerArgs) -> None:
     """The entry of a rank: load, warm up, then serve plans until the job is closed."""
     started = monotonic()
@@ -276,13 +277,18 @@ def main(context: RankContext, args: WorkerArgs) -> None:
         )
     )
     try:
-        while True:
-            plan = context.receive()
-            context.send(worker.execute(plan))
-            worker.copy(plan.copies)
+        serve(context, worker)
     finally:
         worker.close()
         pool.close()
+
+
+def serve(context: RankContext, worker: Worker) -> NoReturn:
+    """Plans in, results out, as `values`, until JobClosed. Copies begin when the result is on its way."""
+    while True:
+        plan = StepPlan(*context.receive())
+        context.send(worker.execute(plan).values)
+        worker.copy(plan.copies)
 
 
 def _loaded_worker(context: RankContext, args: WorkerArgs) -> tuple[Worker, Pool, int]:

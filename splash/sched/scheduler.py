@@ -110,6 +110,8 @@ class Scheduler:
         self._decode_ids: tuple[int, ...] = ()
         self._decode_places: Counter[Assignment] = Counter()
         self._chunk_places: Counter[Assignment] = Counter()
+        self._shown: tuple[Counter[Assignment], tuple[dict[str, int], list[int]]] | None = None
+        """Rows by layout and by rank of the decodes at these places."""
         self._decodes_stale = self._decodes_thinned = False
         """The list of decodes is to be made anew; or only some have left it."""
         self._sampling: list[Record] = []
@@ -666,7 +668,7 @@ class Scheduler:
         switch = self.transitions.switch
         if switch is not None:
             switch.max_boundary_s = max(switch.max_boundary_s, boundary)
-        by_layout, by_rank = rows_by(self._decode_places + self._chunk_places, self.store.topo.ranks)
+        by_layout, by_rank = self._rows_by()
         self._emit(
             StepDone(
                 self._clock.now(),
@@ -696,6 +698,15 @@ class Scheduler:
         else:
             self._decode_s = None
         return started_s - last_end_s
+
+    def _rows_by(self) -> tuple[dict[str, int], list[int]]:
+        """`rows_by` of the step in flight; looked up again only when it can have changed."""
+        places = self._decode_places
+        if self._chunk_places or self._shown is None or self._shown[0] is not places:
+            shown = rows_by(places + self._chunk_places, self.store.topo.ranks)
+            self._shown = None if self._chunk_places else (places, shown)
+            return shown
+        return self._shown[1]
 
     def _emit(self, event: Event) -> None:
         self._events.append(event)

@@ -12,8 +12,9 @@ with any later result.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
+from typing import Any, NamedTuple, Protocol
 
 from splash.core.params import SamplingParams
 from splash.layout.layouts import Assignment
@@ -138,7 +139,7 @@ class StepPlan:
     """What every rank does in step `index`. Empty `decodes` and `chunks`: a tick (copies, flips only).
 
     `decodes` are request ids in the global section order, one row each, whose input is the last known
-    token. `chunks` are in that order too.
+    token; those of dop, dcp and cp meet their history by `Method.EXCHANGE`. `chunks` are in that order too.
     """
 
     index: int
@@ -153,14 +154,18 @@ class StepPlan:
     stages: tuple[Stage, ...] = ()
     flips: tuple[Flip, ...] = ()
     decodes: tuple[int, ...] = ()
-    decode_method: Method = Method.EXCHANGE
-    """How decode rows of dop, dcp and cp meet their history (tp and dp are always local)."""
     chunks: tuple[Chunk, ...] = ()
     copies: tuple[PageCopy | ShardCopy, ...] = ()
 
     @property
     def num_rows(self) -> int:
         return len(self.decodes) + sum(c.count for c in self.chunks)
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """Its fields in order, for `StepPlan(*values)`: pickled at every boundary, where a class costs its lookup."""
+        values: tuple[Any, ...] = _plan_values(self)
+        return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +190,16 @@ class StepResult:
     @property
     def forward_s(self) -> float:
         return self.ended_s - self.started_s
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """Its fields in order, as of a plan."""
+        values: tuple[Any, ...] = _result_values(self)
+        return values
+
+
+_plan_values = attrgetter(*(x.name for x in fields(StepPlan)))
+_result_values = attrgetter(*(x.name for x in fields(StepResult)))
 
 
 class Executor(Protocol):

@@ -87,12 +87,11 @@ class Script:
         kv_pages: int = 400,
         dtype: str = "float32",
         seed: int = 0,
-        decode_method: Method = Method.EXCHANGE,
     ) -> None:
         self.spec, self.ranks = spec, ranks
         self.topo = Topology(ranks, spec.kv_groups(ranks))
         self.memory = plan_memory(spec, ranks=ranks, dtype=dtype, block_size=block_size, kv_pages=kv_pages)
-        self.dtype, self.block_size, self.decode_method = dtype, block_size, decode_method
+        self.dtype, self.block_size = dtype, block_size
         self.draw = random.Random(seed)
         first, stop = self.memory.geometry.null_page + 1, self.memory.geometry.num_pages
         self.free = [self.draw.sample(range(first, stop), stop - first) for _ in range(ranks)]
@@ -232,7 +231,7 @@ class Script:
             for rank in {rank for rank, _ in self.fetching}:
                 self.delta["residents"].append(Resident(rank, frozenset(self.resident[rank])))
             self.fetching = []
-        spans = [self._span(i, 1, self.decode_method, decode=True) for i in self.decoding]
+        spans = [self._span(i, 1, Method.EXCHANGE, decode=True) for i in self.decoding]
         spans += [self._span(i, count, method, decode=False) for i, count, method in self.chunks]
         for span in spans:
             self._grow(self.requests[span.request], span.end)
@@ -241,7 +240,6 @@ class Script:
         plan = StepPlan(
             index=len(self.steps),
             decodes=tuple(s.request for s in decodes),
-            decode_method=self.decode_method,
             chunks=tuple(Chunk(s.request, s.start, s.count, s.method) for s in chunks),
             **{name: tuple(values) for name, values in self.delta.items()},
         )

@@ -16,7 +16,7 @@ from splash.core.params import SamplingParams
 from splash.core.request import Request
 from splash.engine.deployment import Deployment, open_deployment
 from splash.exec.executor import RankExecutor
-from splash.exec.worker import Worker, WorkerArgs, load
+from splash.exec.worker import Worker, WorkerArgs, load, serve
 from splash.hal.inproc import DEFAULT_CAPS, InProcessBackend
 from splash.hal.protocol import RankContext
 from splash.sched.scheduler import Output, Scheduler
@@ -56,10 +56,7 @@ def observed_rank(context: RankContext, args: tuple[int, WorkerArgs]) -> None:
         observe=observe,
     )
     context.send(None)
-    while True:
-        plan = context.receive()
-        context.send(worker.execute(plan))
-        worker.copy(plan.copies)
+    serve(context, worker)
 
 
 class Served:

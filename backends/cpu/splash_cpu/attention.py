@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+import numpy as np
 import torch
 
 from splash.hal.protocol import PagedKV, SeqRows
@@ -35,14 +36,15 @@ BLOCK_ROWS = 64
 class Batch:
     """Sequences of one row each, padded to the same number of pages.
 
-    `rows` are theirs in q, a slice if they are neighbours. `pages` [sequences * pages each]. `bad`: flat
-    indices of gathered tokens that are no keys, and `bias` [sequences, 1, tokens], -inf at these; None if
-    there are none.
+    `rows` are theirs in q, a slice if they are neighbours. `pages` [sequences * pages each]. `num_keys`: what the
+    longest sees of its gathered tokens. `bad`: flat indices of gathered tokens that are no keys of a shorter one,
+    and `bias` [sequences, 1, num_keys], -inf at these; None if all are as long.
     """
 
     rows: slice | torch.Tensor
     size: int
     pages: torch.Tensor
+    num_keys: int
     bad: torch.Tensor | None
     bias: torch.Tensor | None
 
@@ -179,15 +181,14 @@ def _batch(group: Sequence[SeqRows], block_size: int) -> Batch:
     pages = torch.cat(parts) if len(parts) > 1 else parts[0]
     rows = [seq.row for seq in group]
     neighbours = rows == list(range(rows[0], rows[0] + size))
-    bad = bias = None
-    tokens = num_pages * block_size
-    counts = torch.tensor([seq.num_keys for seq in group])
-    if int(counts.min()) < tokens:
-        no_key = torch.arange(tokens) >= counts[:, None]
-        bad = no_key.view(-1).nonzero().view(-1)
-        bias = torch.zeros(size, 1, tokens).masked_fill_(no_key[:, None], NEVER)
     at = slice(rows[0], rows[0] + size) if neighbours else torch.tensor(rows)
-    return Batch(at, size, pages, bad, bias)
+    counts = [seq.num_keys for seq in group]
+    longest = max(counts)
+    if min(counts) == longest:
+        return Batch(at, size, pages, longest, None, None)
+    no_key = np.arange(num_pages * block_size) >= np.array(counts)[:, None]
+    bias = np.where(no_key[:, None, :longest], np.float32(NEVER), np.float32(0))
+    return Batch(at, size, pages, longest, torch.from_numpy(np.flatnonzero(no_key)), torch.from_numpy(bias))
 
 
 def _chunk(seq: SeqRows, block_size: int) -> Chunk:
@@ -293,8 +294,9 @@ def _attend_one(
 ) -> None:
     """`q` [sequences, heads, d_k], one row each over its own keys, into `out` and `lse`."""
     size, kv_heads = batch.size, keys.shape[1]
-    keys, values = keys.unflatten(0, (size, -1)), values.unflatten(0, (size, -1))
-    bias, beta = (q.new_zeros(1), 0) if batch.bias is None else (batch.bias, 1)
+    keys = keys.unflatten(0, (size, -1))[:, : batch.num_keys]
+    values = values.unflatten(0, (size, -1))[:, : batch.num_keys]
+    bias, beta = (q.new_empty(1), 0) if batch.bias is None else (batch.bias, 1)
     if kv_heads == 1:
         scores = torch.baddbmm(bias, q, keys[:, :, 0].transpose(1, 2), beta=beta, alpha=scale)
         weights = torch.softmax(scores, -1)

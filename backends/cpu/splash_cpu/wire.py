@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import Any
 
 HEADER = struct.Struct("<BQ")
-READ_BYTES = 1 << 18
+READ_BYTES = 1 << 16
 
 
 class Kind(IntEnum):
@@ -27,32 +27,51 @@ class Kind(IntEnum):
     """Rank to engine, last: the entry returned although the job was not closed."""
 
 
+KINDS = tuple(Kind)
+
+
 def frame(kind: Kind, message: Any = None) -> bytes:
     payload = pickle.dumps(message, protocol=5)
     return HEADER.pack(kind, len(payload)) + payload
 
 
 class Reader:
-    """Cuts what comes from a socket into frames."""
+    """Cuts what comes from a socket into frames, in one buffer that grows with the largest of them."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        self._buffer = bytearray(READ_BYTES)
+        self._start = self._filled = 0
+        """What has come and is not taken yet lies between the two."""
 
-    def feed(self, data: bytes) -> None:
-        self._buffer += data
+    def read(self, connection: socket.socket) -> bool:
+        """Take what the socket has; False at its end."""
+        if self._filled == len(self._buffer):
+            self._make_room()
+        count = connection.recv_into(memoryview(self._buffer)[self._filled :])
+        self._filled += count
+        return count > 0
 
     def take(self) -> tuple[Kind, Any] | None:
         """The next whole frame, if there is one."""
-        if len(self._buffer) < HEADER.size:
+        payload = self._start + HEADER.size
+        if self._filled < payload:
             return None
-        kind, length = HEADER.unpack_from(self._buffer)
-        end = HEADER.size + length
-        if len(self._buffer) < end:
+        kind, length = HEADER.unpack_from(self._buffer, self._start)
+        if self._filled < payload + length:
             return None
-        with memoryview(self._buffer) as view:
-            message = pickle.loads(view[HEADER.size : end])
-        del self._buffer[:end]
-        return Kind(kind), message
+        message = pickle.loads(memoryview(self._buffer)[payload : payload + length])
+        self._start = payload + length
+        if self._start == self._filled:
+            self._start = self._filled = 0
+        return KINDS[kind], message
+
+    def _make_room(self) -> None:
+        """Move what is left to the front; double the buffer if nothing was in front of it."""
+        left = self._buffer[self._start : self._filled]
+        if self._start == 0:
+            self._buffer += bytes(len(self._buffer))
+        self._buffer[: len(left)] = left
+        self._start, self._filled = 0, len(left)
 
 
 def peer_uid(connection: socket.socket) -> int:
