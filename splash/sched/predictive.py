@@ -24,9 +24,13 @@ Objective = Literal["throughput", "latency", "goodput"]
 class Prices(Protocol):
     """What the policy asks of a cost model."""
 
-    ranks: int
-    keeps: float
-    """Tokens that a row attends to at most; infinite where attention is dense."""
+    @property
+    def ranks(self) -> int: ...
+
+    @property
+    def keeps(self) -> float:
+        """Tokens that a row attends to at most; infinite where attention is dense."""
+        ...
 
     def step_s(self, work: Work) -> float:
         """Seconds of one step."""
@@ -35,12 +39,14 @@ class Prices(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What one layout holds, in tokens, and what moving to it takes."""
+    """What one layout holds, in tokens."""
 
     tokens: int
     """Distinct tokens over all ranks."""
     request_tokens: int
     """Of the longest single request."""
+    state_tokens: int = 0
+    """Those that one request's recurrent state takes the room of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,9 @@ class Targets:
     tpot_s: float | None = None
 
 
+NO_TARGETS = Targets()
+
+
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """What one layout would make of the load."""
@@ -119,16 +128,19 @@ class PredictivePolicy:
         *,
         caution: Caution = CAUTIOUS,
         objective: Objective = "throughput",
-        targets: Targets = Targets(),
+        targets: Targets = NO_TARGETS,
         free: bool = False,
+        fixed_cost_s: float = 0.0,
     ) -> None:
-        """`free`: a change costs nothing and takes no time (the oracle)."""
+        """`free`: a change costs nothing and takes no time (the oracle). `fixed_cost_s`: seconds without service that
+        every change after the first step takes (restarts)."""
         self._prices = prices
         self._limits = limits
         self._caution = caution
         self._objective = objective
         self._targets = targets
         self._free = free
+        self._fixed_cost_s = fixed_cost_s
         self._changed_at = -(10**9)
         self._correction = dict.fromkeys(LAYOUTS, 1.0)
 
@@ -159,13 +171,14 @@ class PredictivePolicy:
         room, limits = self._limits.room[layout.name], self._limits
         done = [length for length, _ in load.prompts]
         left = [tokens for _, tokens in load.prompts]
-        resident = sum(load.lengths) + sum(done)
+        resident = sum(load.lengths) + sum(done) + load.running * room.state_tokens
         longest = max(max(load.lengths, default=0), max(map(sum, load.prompts), default=0))
         if resident > room.tokens or longest > room.request_tokens:
             return None
         everyone = load.running + len(load.waiting)
         ahead = self._expected_outputs(load)
-        mean = (resident + sum(left) + sum(load.waiting)) / everyone + ahead / 2
+        future = sum(left) + sum(load.waiting) + len(load.waiting) * room.state_tokens
+        mean = (resident + future) / everyone + ahead / 2
         admitted = max(1, min(everyone, limits.max_running, int(room.tokens / mean)))
         decoding = self._decoding(load, layout, admitted)
         decode_s = self._prices.step_s(decoding) * self._correction[layout.name]
@@ -243,7 +256,9 @@ class PredictivePolicy:
         moving_s = self._moved_bytes(load, present.layout, best.layout) / self._limits.copy_bytes_per_s
         lasts_s = present.prompt_s + self._expected_outputs(load) * present.decode_s
         gain = 1 - best.seconds / present.seconds
-        return lasts_s > moving_s and gain * (lasts_s - moving_s) > self._caution.margin * moving_s
+        fixed_s = self._fixed_cost_s if load.step else 0.0
+        cost_s = fixed_s + self._caution.margin * moving_s
+        return lasts_s > moving_s and gain * (lasts_s - moving_s) > cost_s
 
     def _moved_bytes(self, load: Load, old: Layout, new: Layout) -> float:
         """Bytes that a rank receives, weights and KV together, as a mean over ranks (REFERENCE §3)."""

@@ -93,6 +93,8 @@ class Scheduler:
             prefer_slots=prefer_slots,
         )
         self.waiting = WaitingQueue()
+        self.admitting = True
+        """False: who waits goes on waiting, so that the deployment empties."""
         self.running: dict[int, Record] = {}
         """By id, in order of admission."""
         self.transitions = Transitions(
@@ -185,11 +187,13 @@ class Scheduler:
             self.waiting.remove(record)
         return self._finish(record, (), "abort")
 
-    def set_target(self, layout_name: str, reason: str) -> None:
+    def set_target(self, layout_name: str, reason: str, *, keep_policy: bool = False) -> None:
         """Aim for a layout from the next step's background on (ConfigError if there is none of that name), and stay
-        there: the policy is not asked any more. TargetRefused is emitted, and nothing changes, if it cannot fit."""
+        there: the policy is not asked any more, unless it is kept. TargetRefused is emitted, and nothing changes, if
+        it cannot fit."""
         layout_named(layout_name)
-        self._policy = None
+        if not keep_policy:
+            self._policy = None
         self._wanted = layout_name, reason, {}
 
     def set_goal(self, request_id: int, layout_name: str, home: int) -> None:
@@ -293,7 +297,7 @@ class Scheduler:
     def steady_steps(self) -> int:
         """How many of the next steps are sure to compute the same rows as the last one, one token further each: nobody
         arrives in them, ends, is admitted or moves, and the policy is not asked. 0 if that is not sure."""
-        held = not len(self.waiting) or self._blocked or len(self.running) >= self._config.max_running
+        held = not len(self.waiting) or self._blocked or len(self.running) >= self._running_limit
         if (
             self._gone
             or self._decodes_stale
@@ -327,7 +331,7 @@ class Scheduler:
             record.computed += room
             record.tokens.extend(zeros)
             record.last_token_s = times[room - 1][1]
-        if len(self.waiting) and len(self.running) < self._config.max_running:
+        if len(self.waiting) and len(self.running) < self._running_limit:
             self._memory_bound_step = self._index
         return room
 
@@ -448,7 +452,7 @@ class Scheduler:
         held: list[int] = []
         self._blocked = False
         state = [self.store.state_pages] * self.store.topo.ranks
-        while (record := self.waiting.peek()) is not None and len(self.running) < self._config.max_running:
+        while (record := self.waiting.peek()) is not None and len(self.running) < self._running_limit:
             target = self.transitions.target
             if promised is None:
                 promised = self._promised()
@@ -469,6 +473,11 @@ class Scheduler:
             self._start(record, goal, draft)
             promised = _sum((promised, need))
             held[home] += len(record.tokens)
+
+    @property
+    def _running_limit(self) -> int:
+        """Requests are admitted up to this number."""
+        return self._config.max_running if self.admitting else 0
 
     def _fits(self, need: Sequence[int], margin: int) -> bool:
         """Room for an admission. While ranks are to be made full, the slots' room is left free for that."""

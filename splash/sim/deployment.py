@@ -85,10 +85,13 @@ class SimDeployment:
         """What the policy has to know of it."""
         geometry, size = self.memory.geometry, self.memory.pages.block_size
         room = PoolRoom(geometry.kv_pages(1), geometry.kv_pages(self.topo.ranks))
+        one_state = PoolRoom(self.memory.state_pages, self.memory.state_pages)
         return Limits(
             room={
                 name: Room(
-                    total_tokens(layout, room, self.topo, size), request_tokens(layout, room, self.topo, size)
+                    total_tokens(layout, room, self.topo, size),
+                    request_tokens(layout, room, self.topo, size),
+                    total_tokens(layout, one_state, self.topo, size),
                 )
                 for name, layout in LAYOUTS.items()
             },

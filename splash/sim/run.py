@@ -81,12 +81,6 @@ class Simulation:
         """Requests that could not be served, by index."""
         self._emit(started)
 
-    def run(self) -> None:
-        """Until everything that will arrive has been served."""
-        while self.step():
-            pass
-        self._scheduler.drain_events()
-
     def step(self) -> bool:
         """One step, or several alike; False when nothing is left to do."""
         self._take_arrivals()
@@ -100,9 +94,9 @@ class Simulation:
         self._clock.move_to(max(self._clock.now_ns, next_ns))
         return True
 
-    @property
-    def now_s(self) -> float:
-        return self._clock.now()
+    def pause(self, duration_ns: int) -> None:
+        """Nothing runs for a while."""
+        self._clock.move_to(self._clock.now_ns + duration_ns)
 
     @property
     def scheduler(self) -> Scheduler:

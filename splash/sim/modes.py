@@ -1,0 +1,157 @@
+"""The ways in which a workload can be served: one layout throughout, a policy, and two yardsticks for the policy.
+
+auto      the policy of the engine, switching live
+restart   the same policy, but each change lets all requests end, stops for RESTART_S and starts again
+oracle    the better of: the policy's best layout at every moment, where changes cost nothing and take no time,
+          and the best fixed layout
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from splash.core.errors import ConfigError
+from splash.core.events import EventSink
+from splash.layout.layouts import LAYOUTS, TP
+from splash.sched.policy import Decision, Load
+from splash.sched.predictive import CAUTIOUS, RECKLESS, Objective, PredictivePolicy
+from splash.sched.predictive import Targets as PolicyTargets
+from splash.sim.deployment import SimDeployment
+from splash.sim.executor import CostExecutor
+from splash.sim.record import Recorder
+from splash.sim.result import RunResult, Targets
+from splash.sim.run import Simulation
+from splash.sim.workload import NANOSECONDS, Workload
+
+AUTO, ORACLE, RESTART = "auto", "oracle", "restart"
+MODES = (*LAYOUTS, AUTO, ORACLE, RESTART)
+RESTART_S = 45.0
+"""From the last token of the old deployment to the first step of the new one."""
+UNLIMITED = 1 << 60
+
+NO_TARGETS = Targets()
+
+Stopwatch = Callable[[], float]
+"""Seconds of real time, from any start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What a policy optimises, and what a good request is."""
+
+    objective: Objective = "throughput"
+    targets: Targets = NO_TARGETS
+
+
+ANY_SPEED = Aim()
+
+
+class Restarting:
+    """A policy whose changes, after the first step, are not made at once: `wish` is what it would change to."""
+
+    name = "restart (cost model)"
+
+    def __init__(self, policy: PredictivePolicy) -> None:
+        self._policy = policy
+        self.period_steps = policy.period_steps
+        self.calm_period_steps = policy.calm_period_steps
+        self.wish: Decision | None = None
+
+    def decide(self, load: Load) -> Decision | None:
+        if self.wish is not None:
+            return None
+        decision = self._policy.decide(load)
+        if load.step == 0:
+            return decision
+        if decision is not None and decision.target != load.target:
+            self.wish = decision
+        return None
+
+
+def modes_named(text: str) -> tuple[str, ...]:
+    """`tp,dp,auto`, or `all`; ConfigError names what is not known."""
+    names = MODES if text == "all" else tuple(part.strip() for part in text.split(","))
+    for name in names:
+        if name not in MODES:
+            raise ConfigError(f"unknown layout '{name}'; known: {', '.join(MODES)}, or all (--layout)")
+    return names
+
+
+def simulate(
+    deployment: SimDeployment,
+    workload: Workload,
+    mode: str,
+    *,
+    stopwatch: Stopwatch,
+    aim: Aim = ANY_SPEED,
+    sinks: Iterable[EventSink] = (),
+) -> RunResult:
+    """Serve `workload` in one of `MODES`; the oracle here is only its first half, see `better`."""
+    recorder = Recorder()
+    simulation, restarting = _simulation(deployment, workload, mode, aim, (recorder, *sinks))
+    begin_s = stopwatch()
+    while simulation.step():
+        if restarting is not None and restarting.wish is not None:
+            _restart(simulation, restarting)
+    simulation.scheduler.drain_events()
+    if len(simulation.refused) == len(workload.arrivals):
+        raise simulation.refused[0][1]
+    return recorder.result(mode, targets=aim.targets, wall_s=stopwatch() - begin_s)
+
+
+def better(free: RunResult, fixed: Sequence[RunResult]) -> RunResult:
+    """The oracle: free switches, or the best fixed layout where that serves more tokens a second."""
+    best = max((free, *fixed), key=lambda run: run.output_tokens_per_s)
+    return replace(best, layout=ORACLE)
+
+
+def _simulation(
+    deployment: SimDeployment, workload: Workload, mode: str, aim: Aim, sinks: Iterable[EventSink]
+) -> tuple[Simulation, Restarting | None]:
+    free = mode == ORACLE
+    config = deployment.config
+    if free:
+        config = replace(
+            config, copy_share=1.0, copy_bandwidth=float(UNLIMITED), copy_bytes_per_step=UNLIMITED
+        )
+    predictive = PredictivePolicy(
+        deployment.cost,
+        deployment.limits(),
+        caution=RECKLESS if free else CAUTIOUS,
+        objective=aim.objective,
+        targets=PolicyTargets(aim.targets.ttft_s, aim.targets.tpot_s),
+        free=free,
+        fixed_cost_s=RESTART_S if mode == RESTART else 0.0,
+    )
+    restarting = Restarting(predictive) if mode == RESTART else None
+    policy = None if mode in LAYOUTS else restarting or predictive
+    target = mode if mode in LAYOUTS else TP.name
+    simulation = Simulation(
+        scheduler=lambda clock, emit: deployment.scheduler(
+            clock, emit, target=target, policy=policy, config=config
+        ),
+        executor=lambda clock: CostExecutor(
+            deployment.cost,
+            clock,
+            token_bytes=deployment.memory.pages.token_bytes,
+            free_copies=free,
+        ),
+        workload=workload,
+        sinks=sinks,
+        started=deployment.started(target, "fixed" if policy is None else policy.name),
+    )
+    return simulation, restarting
+
+
+def _restart(simulation: Simulation, policy: Restarting) -> None:
+    """Serve what runs to its end, admitting nobody; stop; go on in the wanted layout."""
+    assert policy.wish is not None
+    scheduler = simulation.scheduler
+    scheduler.admitting = False
+    while scheduler.running:
+        simulation.step()
+    simulation.pause(round(RESTART_S * NANOSECONDS))
+    scheduler.set_target(policy.wish.target, policy.wish.reason, keep_policy=True)
+    scheduler.admitting = True
+    policy.wish = None
