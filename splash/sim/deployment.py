@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from splash.core.config import SchedulerConfig
 from splash.core.errors import CapacityError
@@ -81,6 +82,19 @@ class SimDeployment:
             emit=emit,
         )
 
+    @property
+    def hardware(self) -> str:
+        return f"{self.topo.ranks} × {self.profile.name} ({self.profile.device})"
+
+    def to_json(self) -> dict[str, Any]:
+        """What was simulated."""
+        return {
+            "model": self.model,
+            "hardware": self.profile.name,
+            "device": self.profile.device,
+            **asdict(self.settings),
+        }
+
     def limits(self) -> Limits:
         """What the policy has to know of it."""
         geometry, size = self.memory.geometry, self.memory.pages.block_size
@@ -109,7 +123,7 @@ class SimDeployment:
         return RunStarted(
             t=0.0,
             model=self.model,
-            hardware=f"{self.topo.ranks} × {self.profile.name} ({self.profile.device})",
+            hardware=self.hardware,
             note="simulated",
             ranks=self.topo.ranks,
             target=target,

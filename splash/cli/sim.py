@@ -1,0 +1,205 @@
+"""`splash sim`: a workload on hardware that need not be there, in one layout, under the policy, or in all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from splash.cli.deploy_options import DeployOptions, with_deployment
+from splash.cli.output import JsonTarget
+from splash.core.events import EventSink
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from splash.sim.deployment import SimDeployment
+    from splash.sim.modes import Aim
+    from splash.sim.result import RunResult
+    from splash.sim.workload import Workload
+
+
+@click.command("sim")
+@with_deployment
+@click.option(
+    "--workload",
+    metavar="NAME[:KEY=VALUE,…]|FILE",
+    default="rl-drain",
+    show_default=True,
+    help="rl-drain, burst, phase-shift, long-mixed, steady, agentic, or a trace as published: Azure CSV, Mooncake"
+    " JSONL, BurstGPT CSV, vLLM timed trace, CSV with arrival_s, prompt_tokens, output_tokens.",
+)
+@click.option(
+    "--rate", type=click.FloatRange(min=0, min_open=True), help="Requests a second, in place of its own."
+)
+@click.option(
+    "--layout",
+    metavar="NAMES",
+    default="auto",
+    show_default=True,
+    help="Layouts, auto, oracle and restart, separated by commas, or all.",
+)
+@click.option(
+    "--objective",
+    type=click.Choice(["throughput", "latency", "goodput"]),
+    default="throughput",
+    show_default=True,
+    help="What the policy is after.",
+)
+@click.option(
+    "--ttft",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds to the first token of a good request.",
+)
+@click.option(
+    "--tpot", type=click.FloatRange(min=0, min_open=True), help="Seconds a token of a good request."
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of a named workload.")
+@click.option(
+    "--json",
+    "json_file",
+    metavar="FILE",
+    help="Write the figures; - is standard output, and nothing else goes there then.",
+)
+@click.option(
+    "--report", type=click.Path(path_type=Path, dir_okay=False), help="Write a page with charts (HTML)."
+)
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the events of the run for `splash replay`; of one layout only.",
+)
+def command(
+    workload: str,
+    rate: float | None,
+    layout: str,
+    objective: str,
+    ttft: float | None,
+    tpot: float | None,
+    seed: int,
+    json_file: str | None,
+    report: Path | None,
+    trace: Path | None,
+    **deployment: Any,
+) -> None:
+    """Serve a workload on a virtual clock, with the engine's own scheduler and policy.
+
+    The first line says what is simulated. Without --layout the policy decides; `--layout all` compares it with every
+    fixed layout, with free switches (oracle) and with restarts.
+    """
+    from rich.console import Console
+
+    from splash.cli.sim_report import plotly_script, write_report
+    from splash.cli.sim_table import show_results
+    from splash.sim.modes import Aim, modes_named
+    from splash.sim.result import Targets, results_json
+    from splash.sim.traces import load
+
+    modes = modes_named(layout)
+    if trace is not None and len(modes) > 1:
+        raise click.UsageError("--trace writes one run; choose one --layout")
+    if objective == "goodput" and ttft is None and tpot is None:
+        raise click.UsageError("--objective goodput needs --ttft or --tpot")
+    if report is not None:
+        plotly_script()
+    aim = Aim(objective, Targets(ttft, tpot))  # type: ignore[arg-type]
+    requests = load(workload, seed=seed, rate=rate)
+    deployed = DeployOptions(**deployment).deploy()
+    title, note = f"{deployed.model}, {deployed.hardware}", _described(requests)
+    console = Console(stderr=json_file == "-", highlight=False)
+    console.print(f"[bold]{title}, simulated[/bold]: {note}", soft_wrap=True)
+    with JsonTarget(json_file) if json_file else contextlib.nullcontext() as target:
+        runs = _runs(console, deployed, requests, modes, aim, trace)
+        if target is not None:
+            target.write(
+                {
+                    "deployment": deployed.to_json(),
+                    "workload": _workrequestsjson(requests),
+                    **results_json(runs),
+                }
+            )
+        show_results(console, runs)
+    if report is not None:
+        write_report(report, runs, title=f"{title}, simulated", note=note)
+
+
+def _described(workload: Workload) -> str:
+    how = f", {workload.note}" if workload.note else ""
+    return (
+        f"{workload.name}, {len(workload.arrivals)} requests, {workload.prompt_tokens} prompt and"
+        f" {workload.output_tokens} output tokens{how}"
+    )
+
+
+def _workrequestsjson(workload: Workload) -> dict[str, Any]:
+    return {
+        "name": workload.name,
+        "note": workload.note,
+        "requests": len(workload.arrivals),
+        "prompt_tokens": workload.prompt_tokens,
+        "output_tokens": workload.output_tokens,
+    }
+
+
+def _runs(
+    console: Console,
+    deployment: SimDeployment,
+    workload: Workload,
+    modes: Sequence[str],
+    aim: Aim,
+    trace: Path | None,
+) -> list[RunResult]:
+    """In the order asked for. The oracle is the better of free switches and of every fixed layout, which are run for
+    it where they were not asked for."""
+    from splash.layout.layouts import LAYOUTS
+    from splash.sim.modes import ORACLE, better, simulate
+
+    needed = [*modes, *(name for name in LAYOUTS if ORACLE in modes and name not in modes)]
+    found: dict[str, RunResult] = {}
+    for mode in needed:
+        with _progress(console, mode, len(workload.arrivals)) as bar, _tracing(trace, deployment) as tracing:
+            found[mode] = simulate(
+                deployment, workload, mode, aim=aim, sinks=[bar, *tracing], stopwatch=time.perf_counter
+            )
+    if ORACLE in modes:
+        found[ORACLE] = better(found[ORACLE], [found[name] for name in LAYOUTS])
+    return [found[mode] for mode in modes]
+
+
+@contextmanager
+def _progress(console: Console, mode: str, total: int) -> Iterator[EventSink]:
+    """A bar of finished requests, gone when it is full."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from splash.core.events import Event, RequestFinished
+
+    columns = (TextColumn("{task.description:8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(mode, total=total)
+
+        def sink(event: Event) -> None:
+            if isinstance(event, RequestFinished):
+                progress.advance(task)
+
+        yield sink
+
+
+@contextmanager
+def _tracing(file: Path | None, deployment: SimDeployment) -> Iterator[list[EventSink]]:
+    """The sink that writes a trace, if one is wanted."""
+    if file is None:
+        yield []
+        return
+    import splash
+    from splash.engine.trace import Header, TraceWriter
+
+    with ExitStack() as files:
+        writer = TraceWriter(file, Header(splash.__version__, deployment.model, asdict(deployment.config)))
+        files.callback(writer.close)
+        yield [writer.event]
