@@ -33,6 +33,8 @@ LOADS = ("rl-drain", "burst", "phase-shift", "long-mixed", "steady")
 OVERLOAD = 1.2
 LONGEST = 131_072
 """The longest prompt: what all three models can take."""
+CROWD = {"steady": 2000, "burst": 2000, "long-mixed": 400}
+"""Requests of which the rate that can be carried is found: enough to fill the batch for most of the time."""
 CROWD_RATE = 1e5
 """Requests per second at which all come at once, as good as."""
 
@@ -108,10 +110,10 @@ def workload_name(load_name: str, rate: float | None, duration_s: float) -> str:
     return f"{load_name}:rate={rate},duration_s={duration_s}{longest}"
 
 
-def carried(deployed: SimDeployment, load_name: str, duration_s: float) -> float:
+def carried(deployed: SimDeployment, load_name: str) -> float:
     """Requests per second that the best fixed layout serves of this kind of load when they all come at once."""
     kind = "steady" if load_name == "phase-shift" else load_name
-    crowd = load(workload_name(kind, 4.0, duration_s), seed=1).at_rate(CROWD_RATE)
+    crowd = load(workload_name(kind, 4.0, CROWD[kind] / 4.0), seed=1).at_rate(CROWD_RATE)
     runs = [simulate(deployed, crowd, name, stopwatch=time.perf_counter) for name in LAYOUTS]
     return max(run.num_requests / run.makespan_s for run in runs)
 
@@ -142,7 +144,7 @@ def one(model: str, load_name: str, seed: int, duration_s: float) -> Row:
     """A cell, its rate found first."""
     rate = None
     if load_name != "rl-drain":
-        rate = OVERLOAD * carried(deployment(model), load_name, duration_s / 4)
+        rate = OVERLOAD * carried(deployment(model), load_name)
     return measured(Cell(model, load_name, rate), seed, duration_s)
 
 

@@ -120,7 +120,7 @@ def command(
             target.write(
                 {
                     "deployment": deployed.to_json(),
-                    "workload": _workrequestsjson(requests),
+                    "workload": _workload_json(requests),
                     **results_json(runs),
                 }
             )
@@ -137,7 +137,7 @@ def _described(workload: Workload) -> str:
     )
 
 
-def _workrequestsjson(workload: Workload) -> dict[str, Any]:
+def _workload_json(workload: Workload) -> dict[str, Any]:
     return {
         "name": workload.name,
         "note": workload.note,
