@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,7 +79,9 @@ def as_json(checked: Checked) -> dict[str, Any]:
         },
         "kv_bytes_per_token": _kv(checked),
         "index_layers": _index_layers(spec),
+        "index_gain": _index_gain(checked),
         "state_bytes_per_request_and_rank": spec.state_bytes(ranks, 2),
+        "kda_saving_bytes_per_rank": _kda_saving(checked),
         "problems": list(checked.problems),
         "notes": list(checked.notes),
     }
@@ -133,11 +135,18 @@ def _show_kv(console: Console, checked: Checked) -> None:
         "KV bytes per token: " + ", ".join(f"{size:,.0f} with {dtype}" for dtype, size in sizes.items())
     )
     if spec.indexer is not None:
-        console.print(f"index keys on {len(_index_layers(spec))} of {spec.num_layers} layers")
-    if spec.kda is not None:
-        state = spec.state_bytes(checked.ranks, 2)
+        gain = f": {_index_gain(checked):.0%} more tokens than with them on all that attend"
         console.print(
-            f"{len(spec.kda_layers)} recurrent layers, sharded by head: {show_bytes(state)} a request on each rank"
+            f"index keys on {len(_index_layers(spec))} of {spec.num_layers} layers"
+            f"{gain if _index_gain(checked) else ''}",
+            soft_wrap=True,
+        )
+    if spec.kda is not None:
+        console.print(
+            f"{len(spec.kda_layers)} recurrent layers, sharded by head:"
+            f" {show_bytes(spec.state_bytes(checked.ranks, 2))} a request on each rank,"
+            f" {_kda_saving(checked) / 2**30:.2f} GiB of INT8 weights less there than whole",
+            soft_wrap=True,
         )
 
 
@@ -185,6 +194,25 @@ def _kv(checked: Checked) -> dict[str, float]:
 
 def _index_layers(spec: ModelSpec) -> list[int]:
     return [layer for layer in range(spec.num_layers) if spec.has_indexer(layer)]
+
+
+def _index_gain(checked: Checked) -> float:
+    """How many more tokens fit, by share, than if every layer that attends cached index keys; KV in FP8."""
+    spec, storage = checked.spec, kv_storage("fp8")
+    if spec.indexer is None:
+        return 0.0
+    attends = tuple(not spec.is_kda(layer) for layer in range(spec.num_layers))
+    everywhere = token_bytes(replace(spec, indexed=attends), storage, ranks=checked.ranks)
+    return everywhere / token_bytes(spec, storage, ranks=checked.ranks) - 1
+
+
+def _kda_saving(checked: Checked) -> int:
+    """Bytes of INT8 weights that a rank does not have because recurrent layers are sharded by head."""
+    whole, held = (
+        rank_weight_bytes(checked.spec, WEIGHT_STORAGES["int8"], ranks=ranks).parts.get(Part.KDA, 0)
+        for ranks in (1, checked.ranks)
+    )
+    return whole - held
 
 
 def _billions(params: int) -> str:

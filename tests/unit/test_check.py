@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from splash import cli
+from splash.cli.plan_check import Checked, as_json
 from splash.core.errors import CheckpointError
 from splash.model.check import check_folder, check_rank
 from splash.model.checkpoint import open_checkpoint
@@ -188,6 +189,18 @@ def test_json_has_bytes_per_layout(capsys: pytest.CaptureFixture[str], tiny: Tin
     spec = open_checkpoint(folder).spec
     assert check["num_params"] == sum(part["num_params"] for part in check["parts"].values())
     assert check["num_params"] == sum(tensor.num_params for tensor in model_tensors(spec))
+
+
+def test_what_placement_saves_is_said() -> None:
+    """Red when the index keys that are not cached, or the recurrent layers that are not copied, go unmentioned."""
+    glm, flash = (
+        as_json(Checked(name, known_model(name), 8, None, (), ())) for name in ("glm-5.3", "glm-5.3-flash")
+    )
+    assert glm["index_layers"][:5] == [0, 1, 2, 6, 10]
+    assert glm["index_gain"] == pytest.approx(0.14, abs=0.005)
+    assert glm["kv_bytes_per_token"] == {"bfloat16": 92_628, "fp8": 53_940}
+    assert flash["index_gain"] == 0
+    assert flash["kda_saving_bytes_per_rank"] / 2**30 == pytest.approx(3.78, abs=0.02)
 
 
 def test_problems_end_with_one(capsys: pytest.CaptureFixture[str], copy_of: Callable[..., Path]) -> None:
