@@ -52,9 +52,11 @@ class Text:
     def chat(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
-        """The prompt for a chat; RequestError if the model has no template or the template refuses the messages."""
+        """The prompt for a chat; RequestError if the model has no template, the template refuses the messages, or one has
+        an image or anything else that is no text."""
         if self._template is None:
             raise RequestError("this model has no chat template; send a plain prompt")
+        _check_text(messages)
         return self._template.render(
             messages=messages, add_generation_prompt=add_generation_prompt, **{**self._special, **variables}
         )
@@ -67,6 +69,19 @@ class Text:
         """The first token where the config asks for it; tokenizer.json may forget to add it."""
         bos = self._tokenizer.token_to_id(self._special.get("bos_token", ""))
         return (bos,) if config.get("add_bos_token") is True and bos is not None else ()
+
+
+def _check_text(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Templates of models that see would write a placeholder for an image, and the model would answer without it."""
+    for number, message in enumerate(messages):
+        parts = message.get("content")
+        for part in parts if isinstance(parts, (list, tuple)) else ():
+            kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
+            if kind != "text":
+                raise RequestError(
+                    f"message {number} has a part of type '{kind}'; only text is served, also by models that read"
+                    f" images: send its text alone"
+                )
 
 
 def open_text(folder: str | Path) -> Text | None:

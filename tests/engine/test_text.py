@@ -128,6 +128,12 @@ def test_what_a_template_refuses_is_the_requests_fault(tmp_path: Path) -> None:
         text.chat([{"role": "clown", "content": "x"}])
     with pytest.raises(RequestError, match="chat template"):
         text.chat([{"content": "x"}])
+    picture = [
+        {"type": "text", "text": "what is this?"},
+        {"type": "image_url", "image_url": {"url": "a.png"}},
+    ]
+    with pytest.raises(RequestError, match="message 1 has a part of type 'image_url'; only text is served"):
+        text.chat([MESSAGES[0], {"role": "user", "content": picture}])
     with pytest.raises(RequestError, match="no chat template"):
         _open(_folder(tmp_path)).chat(MESSAGES)
     with pytest.raises(RequestError, match="TemplateSyntaxError"):
