@@ -174,6 +174,7 @@ def _own_config(
 
 def _build(kind: str, config: dict[str, Any], *, seed: int) -> Any:
     """The transformers model with random weights that are far from flat (the default initialisation is not)."""
+    torch.manual_seed(seed)
     import transformers
 
     transformers.logging.set_verbosity_error()

@@ -29,6 +29,8 @@ class RankShape:
     widths: Widths
     is_mla: bool
     """Every rank computes every row's latent, so no new KV travels."""
+    pool: int = 1
+    """Tokens of an index key."""
     top_k: int | None = None
     """Tokens that an indexer lets a row attend over; None: attention is dense."""
 

@@ -14,6 +14,7 @@ import torch
 from splash.exec.entries import appends_of, arrivals_of, query_exchange, rides_of
 from splash.exec.frame import Frame, RankShape, make_frame, routes_at
 from splash.exec.mirror import Mirror, Sequence
+from splash.exec.pooling import pool_rows
 from splash.exec.reading import Reading
 from splash.exec.selecting import selecting_rows
 from splash.hal.protocol import Attention
@@ -93,7 +94,7 @@ class InputBuilder:
         shape = self._shape
         if shape.top_k is None:
             return None
-        return selecting(routes_at(frame, starts), shape.topo, shape.block_size, shape.top_k)
+        return selecting(routes_at(frame, starts), shape.topo, shape.block_size, shape.top_k, shape.pool)
 
     def _frame(self, plan: StepPlan) -> Frame:
         if plan.chunks:  # depends on positions
@@ -138,6 +139,7 @@ class InputBuilder:
             finish_full=frame.finish_full,
             recurrent=frame.recurrent,
             rope_index=rope_index,
+            pools=pool_rows(frame, starts, shape) if shape.pool > 1 else None,
             selecting=None if chosen is None else self._selecting_rows(frame, starts, chosen, rope_index),
         )
 

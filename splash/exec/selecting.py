@@ -49,7 +49,8 @@ def selecting_rows(
     return SelectingRows(
         rows=rows,
         rope=rope.select(rows),
-        prepared=attention.prepare_selection(seqs, shape.block_size, shape.top_k),
+        prepared=attention.prepare_selection(seqs, shape.block_size, shape.top_k, shape.pool),
+        tail=_tails(routes, spans, shape.pool) if shape.pool > 1 else None,
         num_own=routes.count(chosen.own),
         num_owned=routes.count(owned),
         num_shared=routes.count(chosen.shared),
@@ -58,6 +59,14 @@ def selecting_rows(
         here=_paged_use(frame, routes, frame.here, first_rows, shape),
         gathers=tuple(_gathered_uses(routes, first_rows, shape, gather_tokens)),
     )
+
+
+def _tails(routes: Routes, spans: Sequence[int], pool: int) -> torch.Tensor:
+    """Row by row the tokens that the row sees of a pool whose last token it does not see."""
+    positions = [at for i in spans for at in range(routes.spans[i].start, routes.spans[i].end)]
+    at = torch.tensor(positions, dtype=torch.int64)[:, None]
+    tokens = (at + 1) // pool * pool + torch.arange(pool - 1)
+    return tokens.masked_fill_(tokens > at, -1)
 
 
 def _first_rows(routes: Routes, spans: Sequence[int]) -> dict[int, int]:

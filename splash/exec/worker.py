@@ -135,7 +135,8 @@ class Worker:
                     spec, comm.size, ITEMSIZE[args.dtype], _history_width(spec, comm.size, memory.pages)
                 ),
                 is_mla=spec.is_mla,
-                top_k=None if spec.indexer is None else spec.indexer.top_k,
+                pool=1 if spec.indexer is None else spec.indexer.pool,
+                top_k=None if spec.indexer is None else spec.indexer.top_keys,
             ),
             rope=RopeTable(spec.rope, args.max_positions, dtype=dtype, device=backend.device),
             index_rope=_index_rope(spec, args.max_positions, dtype=dtype, device=backend.device),
@@ -165,7 +166,11 @@ class Worker:
             return self._decoder.forward(inputs.tokens, inputs.rows)
         by_kind = [self._inputs.collectives(inputs, indexed=indexed) for indexed in (False, True)]
         embedding = by_kind[0][-1]  # closes like a layer: all rows, all ranks
-        layers = [by_kind[self._spec.has_indexer(layer)] for layer in range(self._spec.num_layers)]
+        closings = by_kind[0][-2:]
+        layers = [
+            closings if self._spec.is_kda(layer) else by_kind[self._spec.has_indexer(layer)]
+            for layer in range(self._spec.num_layers)
+        ]
         self._checked.expect([embedding, *chain.from_iterable(layers)])
         chosen: list[torch.Tensor] = []
 

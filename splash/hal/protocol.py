@@ -151,19 +151,20 @@ class Attention(Protocol):
         """
         ...
 
-    def prepare_selection(self, seqs: Sequence[SeqRows], block_size: int, top_k: int) -> Any:
-        """As `prepare`, for `select`: the same sequences may be read by both."""
+    def prepare_selection(self, seqs: Sequence[SeqRows], block_size: int, top_k: int, pool: int = 1) -> Any:
+        """As `prepare`, for `select`: the same sequences may be read by both, and speak of tokens. `pool` consecutive
+        ones have one key, `block_size` is a multiple of it."""
         ...
 
     def select(
         self, q: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor, prepared: Any
     ) -> torch.Tensor:
-        """The best `top_k` tokens of each row, of those that it sees among the pages it reads (MODELS §2.3).
+        """The best `top_k` keys of each row, of those whose last token it sees among the pages it reads (MODELS §2.3).
 
-        `q` [rows, heads, d], `weights` [rows, heads] fp32, `keys` [num_pages, block_size, d] (strided). A token's
-        score is Σ_h weights_h · relu(q_h · key · d^-½), in fp32. -> int64 [rows, top_k] as `hal.ranking` has them,
-        in any order within a row's first min(top_k, num_keys) columns; the others, and rows that no
-        sequence names, are NOTHING. NaN as for `attend`.
+        `q` [rows, heads, d], `weights` [rows, heads] fp32, `keys` [num_pages, block_size / pool, d] (strided). A key's
+        score is Σ_h weights_h · relu(q_h · key · d^-½), in fp32. -> int64 [rows, top_k] as `hal.ranking` has them, each
+        with the position of its last token, in any order within a row's first min(top_k, num_keys / pool) columns;
+        the others, and rows that no sequence names, are NOTHING. NaN as for `attend`.
         """
         ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -36,22 +37,23 @@ class ReferenceAttention:
         return out, lse
 
     def prepare_selection(
-        self, seqs: Sequence[SeqRows], block_size: int, top_k: int
-    ) -> tuple[tuple[SeqRows, ...], int]:
-        return tuple(seqs), top_k
+        self, seqs: Sequence[SeqRows], block_size: int, top_k: int, pool: int = 1
+    ) -> tuple[tuple[SeqRows, ...], int, int]:
+        return tuple(seqs), top_k, pool
 
     def select(
         self,
         q: torch.Tensor,
         weights: torch.Tensor,
         keys: torch.Tensor,
-        prepared: tuple[tuple[SeqRows, ...], int],
+        prepared: tuple[tuple[SeqRows, ...], int, int],
     ) -> torch.Tensor:
         """Row by row: sorted by score, then by position."""
-        seqs, top_k = prepared
+        seqs, top_k, pool = prepared
         chosen = torch.full((q.shape[0], top_k), NOTHING, dtype=torch.int64, device=q.device)
         for seq in seqs:
-            local, positions = local_tokens(keys, seq), key_positions(seq, keys.shape[1])
+            local = local_tokens(keys, replace(seq, num_keys=seq.num_keys // pool))
+            positions = key_positions(seq, keys.shape[1] * pool)[pool - 1 :: pool]
             for i in range(seq.count):
                 scores = index_scores(q[seq.row + i], weights[seq.row + i], local).tolist()
                 seen = [(-s, p) for s, p in zip(scores, positions, strict=True) if p <= seq.start + i]

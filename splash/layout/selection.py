@@ -1,6 +1,7 @@
 """Who chooses the tokens that a row attends over, where an indexer does: pure functions of a step's routes.
 
-A span whose context exceeds `top_k` selects; shorter ones attend to all that they see, and no score is computed.
+A span whose context has more than `top_k` index keys selects; shorter ones attend to all that they see, and no score is
+computed. A key stands for a token, or for `pool` consecutive ones, which lie in one block.
 Scores are computed where the index keys lie, also of spans whose history is gathered: what travels is each holder's
 best candidates of a row, never keys. Of a row, a holder offers as many as the final choice could take from it, so
 the merged choice is exact (`hal.ranking`), and every rank that is to attend knows all of it.
@@ -33,11 +34,11 @@ class Selecting:
         return frozenset((*self.own, *self.shared, *(i for indices in self.by_owner for i in indices)))
 
 
-def selecting(routes: Routes, topo: Topology, block_size: int, top_k: int) -> Selecting | None:
+def selecting(routes: Routes, topo: Topology, block_size: int, top_k: int, pool: int = 1) -> Selecting | None:
     """None if no span selects. The spans of `routes` are those of this step, positions included."""
 
     def chosen(*lists: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(i for indices in lists for i in indices if routes.spans[i].end > top_k)
+        return tuple(i for indices in lists for i in indices if routes.spans[i].end // pool > top_k)
 
     own = chosen(routes.own)
     by_owner = tuple(chosen(*both) for both in zip(routes.to_owner, routes.full_local, strict=True))
@@ -47,7 +48,8 @@ def selecting(routes: Routes, topo: Topology, block_size: int, top_k: int) -> Se
     offers = []
     for rank in range(topo.ranks):
         held = [
-            tokens_held(routes.spans[i].present, rank, routes.spans[i].end, topo, block_size) for i in shared
+            tokens_held(routes.spans[i].present, rank, routes.spans[i].end, topo, block_size) // pool
+            for i in shared
         ]
         offers.append(min(top_k, max(held, default=0)))
     return Selecting(own, by_owner, shared, tuple(offers))

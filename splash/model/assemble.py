@@ -14,6 +14,7 @@ from splash.model.attention.gqa import GQAProjection
 from splash.model.attention.indexer import Indexer
 from splash.model.attention.mla import MLAProjection
 from splash.model.attention.pipeline import AttentionPipeline, LayerPages
+from splash.model.attention.pooling import Pooling
 from splash.model.attention.projection import Projection
 from splash.model.attention.rows import AttentionRows
 from splash.model.attention.selection import Selection
@@ -45,7 +46,7 @@ def assemble(
 ) -> Decoder:
     """`shards[layer][j]` is head shard j, `fields[layer]` are the fields of this rank's pages and `packings[layer]` how
     their entries are packed, `states` its recurrent states, where the model has any."""
-    layers, num_recurrent = [], 0
+    layers, num_recurrent, num_indexed = [], 0, 0
     for index, layer in enumerate(weights.layers):
         mixer: Mixer
         if isinstance(layer.attention, KDAWeights):
@@ -60,8 +61,11 @@ def assemble(
                 attention=attention,
                 topo=topo,
                 scale=spec.attention.softmax_scale,
-                indexer=_indexer(spec, index, layer.attention, fields[index], comm, attention),
+                indexer=_indexer(
+                    spec, index, layer.attention, fields[index], comm, attention, states, num_indexed
+                ),
             )
+            num_indexed += spec.has_indexer(index)
         ffn = _feed_forward(spec.ffns[index], layer.ffn, spec.swiglu_limit)
         residuals = _residuals(spec, layer.hyper)
         layers.append(Layer(layer.attention_norm, mixer, layer.ffn_norm, ffn, *residuals))
@@ -119,15 +123,21 @@ def _indexer(
     fields: tuple[torch.Tensor, ...],
     comm: Communicator,
     attention: Attention,
+    states: StateViews | None,
+    number: int,
 ) -> Indexer | None:
-    """The layer's own, whose keys are the last field of its pages."""
+    """The layer's own, `number` of them, whose keys are the last field of its pages."""
     if spec.indexer is None or not spec.has_indexer(layer):
         return None
     assert isinstance(weights, MLAWeights)
     assert weights.indexer is not None
     own = weights.indexer
     own = replace(own, wq_b=packed(own.wq_b), wk=packed(own.wk), heads=packed(own.heads))
-    return Indexer(spec.indexer, own, keys=fields[-1], comm=comm, attention=attention)
+    pooling = None
+    if own.pool is not None:
+        assert states is not None
+        pooling = Pooling(replace(own.pool, gate=packed(own.pool.gate)), states.tail, layer=number)
+    return Indexer(spec.indexer, own, keys=fields[-1], comm=comm, attention=attention, pooling=pooling)
 
 
 def _feed_forward(spec: Any, weights: MLPWeights | MoEWeights, limit: float | None) -> FeedForward:

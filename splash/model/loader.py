@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from splash.model.attention.weights import GQAWeights, IndexerWeights, MLAWeights
+from splash.model.attention.weights import GQAWeights, IndexerWeights, MLAWeights, PoolWeights
 from splash.model.checkpoint import Checkpoint
 from splash.model.weights import HyperWeights, KDAWeights, LayerWeights, MLPWeights, MoEWeights, RankWeights
-from splash.spec.model import DenseSpec, GQASpec, KDASpec, MLASpec, ModelSpec, MoESpec
+from splash.spec.model import DenseSpec, GQASpec, IndexerSpec, KDASpec, MLASpec, ModelSpec, MoESpec
 from splash.spec.tensors import layer_prefix, portion
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -191,6 +191,7 @@ def _attention(reader: _Reader, spec: ModelSpec, layer: int) -> MLAWeights | GQA
             k_norm=reader.whole(f"{prefix}k_norm.weight") if att.qk_norm else None,
             o_bias=reader.whole(f"{prefix}o_proj.bias") if att.bias else None,
         )
+    indexer = spec.indexer if spec.has_indexer(layer) else None
     kv_a = f"{prefix}kv_a_proj_with_mqa.weight"
     kv_norm = reader.whole(f"{prefix}kv_a_layernorm.weight")
     if att.q_lora_rank is None:
@@ -199,17 +200,22 @@ def _attention(reader: _Reader, spec: ModelSpec, layer: int) -> MLAWeights | GQA
         a=reader.stack(f"{prefix}q_a_proj.weight", kv_a),
         q_norm=reader.whole(f"{prefix}q_a_layernorm.weight"),
         kv_norm=kv_norm,
-        indexer=_indexer(reader, f"{prefix}indexer.") if spec.has_indexer(layer) else None,
+        indexer=None if indexer is None else _indexer(reader, indexer, f"{prefix}indexer."),
     )
 
 
-def _indexer(reader: _Reader, prefix: str) -> IndexerWeights:
+def _indexer(reader: _Reader, indexer: IndexerSpec, prefix: str) -> IndexerWeights:
+    pool = None
+    if indexer.pool > 1:
+        gate, ape = (reader.whole(f"{prefix}index_kpool_compress_{name}") for name in ("gate", "ape"))
+        pool = PoolWeights(gate, ape)
     return IndexerWeights(
         wq_b=reader.whole(f"{prefix}wq_b.weight"),
         wk=reader.whole(f"{prefix}wk.weight"),
         k_norm_weight=reader.whole(f"{prefix}k_norm.weight"),
         k_norm_bias=reader.whole(f"{prefix}k_norm.bias"),
         heads=reader.whole(f"{prefix}weights_proj.weight"),
+        pool=pool,
     )
 
 

@@ -94,6 +94,11 @@ class IndexerSpec:
     pool: int = 1
     """Consecutive tokens that make one key (GLM-5.3-Flash: 4); the unfinished pool is always attended."""
 
+    @property
+    def top_keys(self) -> int:
+        """Keys that a row chooses: each stands for `pool` tokens."""
+        return self.top_k // self.pool
+
 
 @dataclass(frozen=True, slots=True)
 class KDASpec:

@@ -136,9 +136,9 @@ class CpuAttention:
         return outs[:, None], lses[:, None]
 
     def prepare_selection(
-        self, seqs: Sequence[SeqRows], block_size: int, top_k: int
+        self, seqs: Sequence[SeqRows], block_size: int, top_k: int, pool: int = 1
     ) -> sparse.PreparedSelection:
-        return sparse.prepare_selection(seqs, block_size, top_k)
+        return sparse.prepare_selection(seqs, block_size, top_k, pool)
 
     def select(
         self,

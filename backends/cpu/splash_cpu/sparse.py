@@ -27,9 +27,9 @@ BATCH_TOKENS = 2048
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """One sequence whose rows [row, row + count) choose among its first tokens.
+    """One sequence whose rows [row, row + count) choose among its first keys.
 
-    `positions` int64 [num_keys] of the tokens in `pages`; `start` is the position of the first row.
+    `positions` int64 [num_keys] of the last token of each key in `pages`; `start` is the position of the first row.
     """
 
     row: int
@@ -45,14 +45,15 @@ class PreparedSelection:
     top_k: int
 
 
-def prepare_selection(seqs: Sequence[SeqRows], block_size: int, top_k: int) -> PreparedSelection:
-    return PreparedSelection(
-        tuple(_scored(seq, block_size) for seq in seqs if seq.count and seq.num_keys), top_k
-    )
+def prepare_selection(
+    seqs: Sequence[SeqRows], block_size: int, top_k: int, pool: int = 1
+) -> PreparedSelection:
+    scored = (_scored(seq, block_size, pool) for seq in seqs if seq.count and seq.num_keys >= pool)
+    return PreparedSelection(tuple(scored), top_k)
 
 
-def _scored(seq: SeqRows, block_size: int) -> Scored:
-    token = torch.arange(seq.num_keys)
+def _scored(seq: SeqRows, block_size: int, pool: int) -> Scored:
+    token = torch.arange(pool - 1, seq.num_keys, pool)
     block = token // block_size * seq.block_step + seq.first_block
     return Scored(seq.row, seq.count, seq.start, seq.pages, block * block_size + token % block_size)
 

@@ -41,6 +41,17 @@ def many_tokens(context: RankContext) -> None:
     _compare_choice(context, [Rows(5_000), Rows(3_000, 2), Rows(4_096, 1, 1, 2)], 300, torch.float32)
 
 
+def pools_of_tokens(context: RankContext) -> None:
+    """One key for several tokens: a row chooses among those whose last token it sees, whole and striped."""
+    size = context.backend.caps.block_size
+    rows = [Rows(1), Rows(2), Rows(5 * size + 2), Rows(0, 2 * size + 1), Rows(3 * size - 2, size)]
+    stripes = [Rows(4 * size + 2, 1, first, 3) for first in range(3)] + [Rows(1, 2 * size, 1, 2)]
+    for pool in (2, 4):
+        for top_k in (1, size):
+            for each in (rows, stripes):
+                _compare_choice(context, each, top_k, torch.float32, pool=pool)
+
+
 def ties_go_to_the_lower_position(context: RankContext) -> None:
     """Equal scores, zeros among them, on pages in any order: what a row chooses depends on positions alone."""
     size, attention = context.backend.caps.block_size, context.backend.attention()
@@ -177,7 +188,13 @@ def _weights(batch: Batch) -> torch.Tensor:
 
 
 def _compare_choice(
-    context: RankContext, rows: list[Rows], top_k: int, dtype: torch.dtype, *, spare_rows: int = 0
+    context: RankContext,
+    rows: list[Rows],
+    top_k: int,
+    dtype: torch.dtype,
+    *,
+    spare_rows: int = 0,
+    pool: int = 1,
 ) -> None:
     """The same tokens as the reference; where a rounding error may decide, scores as good as its worst."""
     size, attention, reference = (
@@ -186,12 +203,13 @@ def _compare_choice(
         ReferenceAttention(),
     )
     batch = _index_batch(context, rows, dtype, spare_rows=spare_rows)
-    keys, weights = batch.kv.k[:, :, 0], _weights(batch)
-    got = attention.select(batch.q, weights, keys, attention.prepare_selection(batch.seqs, size, top_k))
-    wanted = reference.select(batch.q, weights, keys, reference.prepare_selection(batch.seqs, size, top_k))
+    keys, weights = batch.kv.k[:, pool - 1 :: pool, 0], _weights(batch)
+    mine, plain = (each.prepare_selection(batch.seqs, size, top_k, pool) for each in (attention, reference))
+    got = attention.select(batch.q, weights, keys, mine)
+    wanted = reference.select(batch.q, weights, keys, plain)
     require(got.shape == (len(batch.q), top_k), "chosen tokens have shape", tuple(got.shape))
     for seq in batch.seqs:
-        beyond = got[seq.row : seq.row + seq.count, min(top_k, seq.num_keys) :]
+        beyond = got[seq.row : seq.row + seq.count, min(top_k, seq.num_keys // pool) :]
         require(bool((beyond == NOTHING).all()), "columns beyond the sequence's keys are not empty")
     require(
         _same_tokens(got, wanted),
@@ -239,6 +257,7 @@ CHECKS: tuple[Check, ...] = (
     ranked_tokens_sort,
     chosen_tokens,
     many_tokens,
+    pools_of_tokens,
     ties_go_to_the_lower_position,
     parts_choose_as_the_whole,
     nothing_to_choose,

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from splash.hal.protocol import Attention, Communicator
 from splash.hal.ranking import best, positions_of
 from splash.model.attention.index import take
+from splash.model.attention.pooling import Pooling, PoolRows
 from splash.model.attention.selection import GatheredUse, PagedUse, Selected, SelectingRows, Selection
 from splash.model.attention.weights import IndexerWeights
 from splash.model.layers.linear import linear
@@ -33,12 +34,14 @@ class Indexer:
         keys: torch.Tensor,
         comm: Communicator,
         attention: Attention,
+        pooling: Pooling | None = None,
     ) -> None:
         self.spec = spec
         self.weights = weights
         self.keys = keys
         self.comm = comm
         self.attention = attention
+        self.pooling = pooling
 
     def new_keys(self, h: torch.Tensor, rope: RopeRows) -> torch.Tensor:
         """`h` [n, hidden] -> [n, head_dim], rotated: what is cached."""
@@ -49,6 +52,11 @@ class Indexer:
         self._rotate(keys[:, None], rope)
         return keys
 
+    def new_pools(self, keys: torch.Tensor, h: torch.Tensor, rows: PoolRows) -> torch.Tensor:
+        """What `new_keys` gave for all rows of the step -> [pools, head_dim]: those that end in it, to be cached."""
+        assert self.pooling is not None
+        return self.pooling(keys, h, rows)
+
     def select(self, h: torch.Tensor, q_latent: torch.Tensor, rows: SelectingRows) -> Selection:
         """The chosen tokens of the step's selecting rows; their own keys are in the pages already.
 
@@ -57,7 +65,7 @@ class Indexer:
         queries, weights = self._queries(take(h, rows.rows), take(q_latent, rows.rows), rows.rope)
         tokens = self.attention.select(queries, weights, self.keys, rows.prepared)
         local = rows.num_own + rows.num_owned
-        chosen = positions_of(torch.cat([tokens[:local], self._share(tokens[local:], rows)]))
+        chosen = self._tokens(torch.cat([tokens[:local], self._share(tokens[local:], rows)]), rows)
         return Selection(
             positions=chosen,
             agreed=torch.cat([chosen[: rows.num_own], chosen[local:]]),
@@ -74,6 +82,15 @@ class Indexer:
         self._rotate(queries, rope)
         return queries, linear(h, self.weights.heads).float() * self.spec.num_heads**-0.5
 
+    def _tokens(self, keys: torch.Tensor, rows: SelectingRows) -> torch.Tensor:
+        """Ranked keys [n, k] -> positions of the tokens that they stand for and of the unfinished pool, -1 for none."""
+        last = positions_of(keys)
+        if rows.tail is None:
+            return last
+        back = torch.arange(1 - self.spec.pool, 1, device=last.device)
+        tokens = (last.unsqueeze(-1) + back).masked_fill(last.unsqueeze(-1) < 0, -1)
+        return torch.cat([tokens.flatten(1), rows.tail], dim=1)
+
     def _rotate(self, x: torch.Tensor, rope: RopeRows) -> None:
         """The first rope_dim dimensions of [n, heads, head_dim], in place."""
         first = x[..., : self.spec.rope_dim]
@@ -87,7 +104,7 @@ class Indexer:
         counts = [rows.num_shared * offered for offered in rows.offers]
         everyone = self.comm.all_gather_v(mine, counts).split(counts)
         candidates = torch.cat([part.view(rows.num_shared, -1) for part in everyone], dim=1)
-        return best(candidates, self.spec.top_k)  # at least so many: these contexts are longer
+        return best(candidates, self.spec.top_keys)  # at least so many: these contexts are longer
 
 
 def _selected(chosen: torch.Tensor, use: PagedUse | None) -> Selected | None:

@@ -43,11 +43,13 @@ class LayerPages:
     """One a field: how its entries are packed, None where they are numbers."""
 
     def stored(self, entries: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """New entries as the fields hold them, one tensor a field."""
-        return [
-            values.to(field.dtype) if packing is None else packed(values, packing)
-            for field, packing, values in zip(self.fields, self.packings, entries, strict=False)
-        ]
+        """New entries as the first fields hold them, one tensor a field."""
+        return [self.stored_in(number, values) for number, values in enumerate(entries)]
+
+    def stored_in(self, number: int, values: torch.Tensor) -> torch.Tensor:
+        """New entries as field `number` holds them."""
+        packing = self.packings[number]
+        return values.to(self.fields[number].dtype) if packing is None else packed(values, packing)
 
 
 class AttentionPipeline:
@@ -93,10 +95,19 @@ class AttentionPipeline:
         return share, selection
 
     def _with_index_keys(self, h: torch.Tensor, entries: Entries, rows: AttentionRows) -> Entries:
+        """With a key for each token; keys of pools, which are fewer, are written at once."""
         if self.indexer is None:
             return entries
         assert rows.rope_index is not None
-        return *entries, self.indexer.new_keys(h, rows.rope_index)
+        keys = self.indexer.new_keys(h, rows.rope_index)
+        if rows.pools is None:
+            return *entries, keys
+        where = rows.pools
+        pooled = self.indexer.new_pools(keys, h, where)
+        if where.pages.shape[0]:
+            stored = self.pages.stored_in(-1, take(pooled, where.entries))
+            self.pages.fields[-1].index_put_((where.pages, where.offsets), stored)
+        return entries
 
     def _select(
         self, h: torch.Tensor, new: Projected, rows: AttentionRows, selection: Selection | None
@@ -129,7 +140,7 @@ class AttentionPipeline:
         where = rows.appends
         if where.pages.shape[0]:
             values = self.pages.stored([take(field, where.entries) for field in entries])
-            for field, stored in zip(self.pages.fields, values, strict=True):
+            for field, stored in zip(self.pages.fields, values, strict=rows.pools is None):
                 field.index_put_((where.pages, where.offsets), stored)
 
     def _attend_own(

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from splash.model.attention.index import Index
+from splash.model.attention.pooling import PoolRows
 from splash.model.attention.selection import SelectingRows
 from splash.model.recurrent import RecurrentRows
 from splash.model.rope import RopeRows
@@ -118,5 +119,7 @@ class AttentionRows:
     """Set where the model has recurrent layers."""
     rope_index: RopeRows | None = None
     """The indexer's rotations of all rows; set where the model has one."""
+    pools: PoolRows | None = None
+    """Set where index keys are those of pools."""
     selecting: SelectingRows | None = None
     """None: every row attends to all that it sees."""

@@ -84,6 +84,8 @@ class SelectingRows:
     """The indexer's rotations of these rows."""
     prepared: Any
     """For the port: what is scored here."""
+    tail: torch.Tensor | None
+    """int64 [rows, pool - 1]: positions in the pool that ends behind a row, -1 for none; None: a key is a token's."""
     num_own: int
     num_owned: int
     num_shared: int

@@ -34,6 +34,16 @@ class GQAShard:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolWeights:
+    """What weighs the tokens of a pool against each other. Replicated on every rank."""
+
+    gate: torch.Tensor
+    """[d, hidden]"""
+    ape: torch.Tensor
+    """[pool, d], added to the gates by place in the pool."""
+
+
+@dataclass(frozen=True, slots=True)
 class IndexerWeights:
     """Replicated on every rank. h heads of the indexer, of d dimensions."""
 
@@ -45,6 +55,8 @@ class IndexerWeights:
     k_norm_bias: torch.Tensor
     heads: torch.Tensor
     """weights_proj [h, hidden]"""
+    pool: PoolWeights | None = None
+    """None: every token has its key."""
 
 
 @dataclass(frozen=True, slots=True)
