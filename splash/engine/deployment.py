@@ -27,7 +27,6 @@ from splash.sched.batch import RowBytes
 from splash.sched.policy import Policy, ThresholdPolicy
 from splash.sched.scheduler import Scheduler
 from splash.sched.step import Clock, Executor, ManualClock
-from splash.spec.model import ModelSpec
 
 AUTO = "auto"
 DEFAULT_FULL_REQUESTS = 4
@@ -166,7 +165,6 @@ def open_deployment(folder: str | Path, config: EngineConfig, backend: Backend |
         layout_named(config.layout)
     checkpoint = open_checkpoint(folder)
     spec = checkpoint.spec
-    _check_computed(spec)
     spec.check_ranks(config.ranks)
     backend = backend or _backend(config.backend)
     config = _completed(config, backend, spec.max_position)
@@ -185,18 +183,6 @@ def open_deployment(folder: str | Path, config: EngineConfig, backend: Backend |
     _check_fits(memory, config.ranks, min(device.memory_bytes for device in devices))
     topo = Topology(config.ranks, spec.kv_groups(config.ranks))
     return Deployment(checkpoint, config, backend, devices[0].name, open_text(folder), memory, topo)
-
-
-def _check_computed(spec: ModelSpec) -> None:
-    """ConfigError for what has sizes and no forward pass yet: served as if it were not there, it would be wrong."""
-    if spec.indexer is not None and spec.indexer.pool > 1:
-        raise ConfigError(
-            f"{spec.model_type} is not served yet: its pooled indexer is not computed (--model)"
-        )
-    if spec.kda is not None:
-        raise ConfigError(
-            f"{spec.model_type} is not served yet: its recurrent layers are not computed (--model)"
-        )
 
 
 def _backend(name: str) -> Backend:

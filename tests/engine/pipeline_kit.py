@@ -38,6 +38,7 @@ from splash.sched.step import (
     Shadow,
     ShardCopy,
     Stage,
+    StateMove,
     StepPlan,
     StepResult,
 )
@@ -63,6 +64,8 @@ class Tracked:
     next: Assignment | None = None
     copies: dict[tuple[int, int, int], int] = field(default_factory=dict)
     """(block, group, rank) -> page."""
+    state: list[list[int]] = field(default_factory=list)
+    """Per rank the pages of its recurrent state."""
 
 
 @dataclass
@@ -109,6 +112,7 @@ class Script:
                 "gone",
                 "admits",
                 "residents",
+                "state_moves",
                 "grants",
                 "shadows",
                 "moves",
@@ -133,16 +137,36 @@ class Script:
         forced: Sequence[int] = (),
     ) -> None:
         num_prompt = len(tokens) if num_prompt is None else num_prompt
+        count = self.memory.state_pages
+        state = [[free.pop() for _ in range(count)] for free in self.free] if count else []
         self.delta["admits"].append(
-            Admit(request, tuple(tokens), num_prompt, params, seed, where, tuple(forced))
+            Admit(
+                request,
+                tuple(tokens),
+                num_prompt,
+                params,
+                seed,
+                where,
+                tuple(forced),
+                tuple(map(tuple, state)),
+            )
         )
-        self.requests[request] = Tracked(request, len(tokens), num_prompt, where)
+        self.requests[request] = Tracked(request, len(tokens), num_prompt, where, state=state)
 
     def end(self, request: int) -> None:
         gone = self.requests.pop(request)
         self.delta["gone"].append(request)
         for (_, _, rank), page in gone.copies.items():
             self.retired.append((rank, page))
+        self.retired += [(rank, page) for rank, pages in enumerate(gone.state) for page in pages]
+
+    def move_state(self, request: int, rank: int) -> None:
+        """Every page of its state on `rank` moves; the old ones are filled with NaN after the step."""
+        pages = self.requests[request].state[rank]
+        for place, page in enumerate(pages):
+            pages[place] = self.free[rank].pop()
+            self.retired.append((rank, page))
+            self.delta["state_moves"].append(StateMove(request, place, rank, pages[place]))
 
     def chunk(self, request: int, count: int, method: Method = Method.EXCHANGE) -> None:
         self.chunks.append((request, count, method))
