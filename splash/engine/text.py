@@ -52,8 +52,8 @@ class Text:
     def chat(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: Any
     ) -> str:
-        """The prompt for a chat; RequestError if the model has no template, the template refuses the messages, or one has
-        an image or anything else that is no text."""
+        """The prompt for a chat; RequestError if there is no template, the template refuses the messages, or one has an
+        image or anything else that is no text."""
         if self._template is None:
             raise RequestError("this model has no chat template; send a plain prompt")
         _check_text(messages)
