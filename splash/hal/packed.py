@@ -28,7 +28,7 @@ class PackedAttention:
     """The `Attention` protocol over `attention`, for latent attention (kv_heads 1) whose pages are packed.
 
     `kv.k` is uint8 [pages, block_size, 1, bytes], as `latent` packs keys; the values are their scaled part. Index
-    keys are uint8 [pages, block_size, bytes], as `index` packs them.
+    keys are uint8 [pages, block_size / pool, bytes], as `index` packs them.
     """
 
     def __init__(self, attention: Attention, latent: Packing, index: Packing | None) -> None:
@@ -46,9 +46,11 @@ class PackedAttention:
         paged = self._unpacked(kv.k.index_select(0, prepared.pages))
         return self._attention.attend(q, paged, prepared.inner, scale)
 
-    def prepare_selection(self, seqs: Sequence[SeqRows], block_size: int, top_k: int) -> PreparedPages:
+    def prepare_selection(
+        self, seqs: Sequence[SeqRows], block_size: int, top_k: int, pool: int = 1
+    ) -> PreparedPages:
         pages, dense = _dense(seqs)
-        return PreparedPages(pages, self._attention.prepare_selection(dense, block_size, top_k))
+        return PreparedPages(pages, self._attention.prepare_selection(dense, block_size, top_k, pool))
 
     def select(
         self, q: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor, prepared: PreparedPages

@@ -46,20 +46,13 @@ class Pooling:
         self.tails = tails
         self.layer = layer
 
-    def append(self, keys: torch.Tensor, h: torch.Tensor, rows: PoolRows, *, out: torch.Tensor) -> None:
-        """Make the pools that end in this step, from `keys` [N, head_dim] and `h` [N, hidden], and write those that
-        this rank holds into its pages `out` [pages, pools of a page, head_dim]; keep the tokens of the others."""
+    def __call__(self, keys: torch.Tensor, h: torch.Tensor, rows: PoolRows) -> torch.Tensor:
+        """The pools that end in this step [pools, head_dim], from `keys` [N, head_dim] and `h` [N, hidden]; tokens of
+        others are kept."""
         new = torch.cat([keys, linear(h, self.weights.gate)], dim=1)
         tokens = torch.cat([new, self.tails.index_select(0, rows.before[self.layer])])
         self.tails.index_copy_(0, rows.kept[self.layer], take(new, rows.unfinished))
-        if rows.pages.shape[0]:
-            pooled = self._pooled(
-                tokens.index_select(0, rows.members.flatten()).view(*rows.members.shape, -1)
-            )
-            out.index_put_((rows.pages, rows.offsets), take(pooled, rows.entries))
-
-    def _pooled(self, members: torch.Tensor) -> torch.Tensor:
-        """[pools, pool, 2 head_dim], key and gate of each -> [pools, head_dim]."""
-        keys, gates = members.chunk(2, dim=-1)
+        members = tokens.index_select(0, rows.members.flatten()).view(*rows.members.shape, tokens.shape[1])
+        member_keys, gates = members.chunk(2, dim=-1)
         shares = (gates.float() + self.weights.ape.float()).softmax(dim=1)
-        return (shares.to(keys.dtype) * keys).sum(1)
+        return (shares.to(keys.dtype) * member_keys).sum(1)
