@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ from scipy.optimize import minimize
 from bench import silicon
 from bench.silicon import Column, Measured
 from splash.hw.load import load_profile, profile_from_table, shipped_folder
+from splash.hw.measure import with_numbers
 from splash.hw.profile import HardwareProfile, Quantity
-from splash.hw.write import profile_text, quantity
+from splash.hw.write import profile_text, put, quantity
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -178,22 +179,6 @@ def _peak(profile: HardwareProfile, name: str) -> float:
     return peak.value
 
 
-def with_numbers(profile: HardwareProfile, numbers: Mapping[str, float]) -> HardwareProfile:
-    """`profile` with other values at paths such as `gemm.bfloat16.flops`."""
-    for path, value in numbers.items():
-        profile = _with(profile, path.split("."), value)
-    return profile
-
-
-def _with(node: Any, path: list[str], value: float) -> Any:
-    if not path:
-        return Quantity(value, "fitted: not yet written down")
-    key, rest = path[0], path[1:]
-    if isinstance(node, Mapping):
-        return {**node, int(key): _with(node[int(key)], rest, value)}
-    return replace(node, **{key: _with(getattr(node, key), rest, value)})
-
-
 def fit_into(table: dict[str, Any], fit: Fit) -> str:
     """Puts the fitted numbers into a profile's table, and returns the source that they carry."""
     peaks = load_profile(fit.profile)
@@ -231,14 +216,6 @@ def _quantities(section: Mapping[str, Any], path: str) -> Iterator[tuple[str, Ma
             yield f"{path}.{key}", value
         else:
             yield from _quantities(value, f"{path}.{key}")
-
-
-def put(table: dict[str, Any], path: str, value: dict[str, Any]) -> None:
-    """Sets a quantity in a profile's table, with the sections that lead to it."""
-    *sections, key = path.split(".")
-    for section in sections:
-        table = table.setdefault(section, {})
-    table[key] = value
 
 
 @click.command(help=__doc__)

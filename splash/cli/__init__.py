@@ -16,7 +16,7 @@ import splash
 from splash.core import env
 from splash.core.errors import SplashError
 
-COMMANDS = ("run", "sim", "plan", "replay", "doctor", "conformance")
+COMMANDS = ("run", "sim", "plan", "replay", "profile", "doctor", "conformance")
 INTERRUPTED = 130
 
 

@@ -124,6 +124,7 @@ def grouped_gemm_s(
     padded = rows + experts_hit * _value(experts.padding)
     compute = 6.0 * padded * hidden * columns / _by_width(experts.flops, columns)
     seconds = experts.fixed.value + _overlap(compute, (weights + activations) / experts.bandwidth.value)
+    seconds = seconds + experts_hit * _value(experts.per_hit)
     return (rows > 0) * (seconds + held * _value(experts.per_expert) + tokens * _value(experts.per_token))
 
 

@@ -169,6 +169,8 @@ class Experts:
     """Rows that each expert computes for nothing, on average."""
     per_expert: Quantity | None = None
     """Seconds for each expert that the rank holds, hit or not."""
+    per_hit: Quantity | None = None
+    """Seconds for each expert that is hit: where experts are computed one after the other."""
     per_token: Quantity | None = None
     """Seconds for each token that the rank sees, whether an expert here computes it or not."""
 

@@ -10,6 +10,14 @@ def quantity(value: float, source: str) -> dict[str, Any]:
     return {"value": float(f"{value:.4g}"), "source": source}
 
 
+def put(table: dict[str, Any], path: str, value: object) -> None:
+    """Sets what lies at a path such as `gemm.bfloat16.flops`, with the sections that lead to it."""
+    *sections, key = path.split(".")
+    for section in sections:
+        table = table.setdefault(section, {})
+    table[key] = value
+
+
 def profile_text(table: Mapping[str, Any], *, comment: str) -> str:
     """A profile's table as a file; `comment` stands at its top. Read again, it gives the same table."""
     lines = [f"# {line}".rstrip() for line in comment.splitlines()]

@@ -1,0 +1,75 @@
+"""`splash profile`: measures this machine's devices and writes a hardware profile of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+TIMEOUT_S = 600.0
+
+
+@click.command("profile")
+@click.option(
+    "--hw",
+    "name",
+    metavar="NAME",
+    default="cpu",
+    show_default=True,
+    help="The port whose device is measured.",
+)
+@click.option(
+    "--ranks", type=click.IntRange(min=1), default=2, show_default=True, help="Ranks that run at once."
+)
+@click.option(
+    "--out",
+    "-o",
+    "file",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="The profile to write. In the folder of your own profiles it is known by its file's name.",
+)
+def command(name: str, ranks: int, file: Path) -> int:
+    """Time the operations that a step is made of, on an otherwise idle machine, and write a profile.
+
+    Products, experts, attention, collectives and copies run as the engine runs them, on all ranks at once, for about a
+    minute. What operations do not show, such as the engine's own time between steps, is marked as assumed.
+    """
+    from splash.core.errors import ConfigError
+    from splash.exec.measure import mean_timings
+    from splash.hal.registry import load_backend
+    from splash.hw.load import read_profile
+    from splash.hw.measure import Measurement, measured_table
+    from splash.hw.write import profile_text
+
+    if not file.parent.is_dir():
+        raise ConfigError(f"the folder {file.parent} does not exist (-o)")
+    backend = load_backend(name)
+    device = backend.probe()[0]
+    job = backend.launch(ranks, "splash.exec.measure:measure_ranks", None)
+    try:
+        by_rank = job.receive(timeout_s=TIMEOUT_S)
+    finally:
+        job.close()
+    where = f"{device.name}, {ranks} ranks busy, {_today()}, splash profile --hw {name} --ranks {ranks}"
+    table = measured_table(
+        Measurement(
+            device=backend.name,
+            summary=f"1 of {ranks} ranks on {device.name}",
+            where=where,
+            ranks=ranks,
+            memory_bytes=device.memory_bytes,
+            timings=mean_timings(by_rank),
+        )
+    )
+    file.write_text(profile_text(table, comment=f"Measured on {where}."), encoding="utf-8")
+    profile = read_profile(file)
+    click.echo(f"{file}: {len(by_rank[0])} operations, {profile.summary}")
+    return 0
+
+
+def _today() -> str:
+    from datetime import date
+
+    return date.today().isoformat()
