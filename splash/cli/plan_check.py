@@ -13,7 +13,7 @@ from splash.sim.presets import usual_ranks
 from splash.spec.known import known_model, known_models
 from splash.spec.model import ModelSpec
 from splash.spec.storage import WEIGHT_STORAGES, kv_storage, rank_weight_bytes, token_bytes
-from splash.spec.tensors import Part, held_shape, model_tensors, num_params, rank_params
+from splash.spec.tensors import Part, held_shape, model_tensors, num_params
 from splash.tui.units import show_bytes
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ class Checked:
     spec: ModelSpec
     ranks: int
     folder: Path | None
+    params_per_rank: tuple[int, ...]
+    """As they were built, with the own head shard alone."""
     problems: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -48,11 +50,12 @@ def check_model(model: str, ranks: int | None) -> Checked:
     ranks = ranks or usual_ranks(spec)
     spec.check_ranks(ranks)
     console = Console(stderr=True)
-    for rank in track(
+    bar = track(
         range(ranks), "building ranks", console=console, transient=True, disable=not console.is_terminal
-    ):
-        problems += check_rank(spec, rank=rank, ranks=ranks).problems
-    return Checked(model, spec, ranks, folder, problems, found.notes)
+    )
+    built = [check_rank(spec, rank=rank, ranks=ranks) for rank in bar]
+    problems += tuple(problem for rank in built for problem in rank.problems)
+    return Checked(model, spec, ranks, folder, tuple(rank.params for rank in built), problems, found.notes)
 
 
 def _folder(model: str) -> Path | None:
@@ -69,7 +72,7 @@ def as_json(checked: Checked) -> dict[str, Any]:
         "model_type": spec.model_type,
         "ranks": ranks,
         "num_params": num_params(spec),
-        "params_per_rank": [sum(rank_params(spec, rank=r, ranks=ranks).values()) for r in range(ranks)],
+        "params_per_rank": list(checked.params_per_rank),
         "parts": {
             part.value: {"num_params": whole, "per_rank": held} for part, whole, held in _parts(checked)
         },

@@ -194,7 +194,8 @@ def test_json_has_bytes_per_layout(capsys: pytest.CaptureFixture[str], tiny: Tin
 def test_what_placement_saves_is_said() -> None:
     """Red when the index keys that are not cached, or the recurrent layers that are not copied, go unmentioned."""
     glm, flash = (
-        as_json(Checked(name, known_model(name), 8, None, (), ())) for name in ("glm-5.3", "glm-5.3-flash")
+        as_json(Checked(name, known_model(name), 8, None, (), (), ()))
+        for name in ("glm-5.3", "glm-5.3-flash")
     )
     assert glm["index_layers"][:5] == [0, 1, 2, 6, 10]
     assert glm["index_gain"] == pytest.approx(0.14, abs=0.005)
