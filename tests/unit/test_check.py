@@ -52,7 +52,15 @@ def test_every_rank_of_every_kind_is_built(tiny: TinyMaker, kind: str, ranks: in
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks"), [("deepseek-v3", 16), ("glm-4.7-flash", 4), ("llama-3.1-405b", 16)]
+    ("name", "ranks"),
+    [
+        ("glm-5.3", 16),
+        ("deepseek-v3.2", 16),
+        ("deepseek-v3", 16),
+        ("glm-4.7-flash", 4),
+        ("llama-3.1-405b", 16),
+        ("qwen3-235b", 16),
+    ],
 )
 def test_real_configurations_are_built(name: str, ranks: int) -> None:
     """Red when a size of a released model cannot be loaded on that many ranks."""
