@@ -23,13 +23,13 @@ class PromptReads:
 
     def __init__(self, ranks: int) -> None:
         self.pairs, self.selected, self.rows, self.tokens = np.zeros((4, ranks))
-        """Causal (row, token) pairs; those kept by sparse attention; rows; tokens of the prompts so far."""
+        """Causal (row, token) pairs; those kept by sparse attention; rows of which they are; tokens so far."""
 
     def add(self, start: int, count: int, keeps: float, *, share: float, on: int | slice) -> None:
-        """A chunk, of whose rows each rank of `on` has `share`."""
+        """A chunk, of whose (row, token) pairs each rank of `on` has `share`."""
         self.pairs[on] += share * causal_pairs(start, count)
         self.selected[on] += share * selected_pairs(start, count, keeps)
-        self.rows[on] += share * count
+        self.rows[on] += count
         self.tokens[on] += start + count
 
 
@@ -85,7 +85,19 @@ class AttentionCost:
         seconds = self._absorbed_s(att, reads, whole=whole)
         if self._unabsorbed and not absorbed:
             seconds = np.minimum(seconds, self._unabsorbed_s(att, reads, whole=whole))
-        return seconds + self._scoring_s(reads)
+        return seconds
+
+    def scoring_s(self, reads: PromptReads) -> Figure:
+        """The indexers, of chunks: scores as one matrix product, which the selection writes and reads once."""
+        index = self._spec.indexer
+        if index is None:
+            return 0.0
+        keys = reads.pairs / np.maximum(reads.rows, 1.0) / index.pool
+        product = ops.gemm_s(
+            self._profile, reads.rows * index.num_heads, keys, index.head_dim, self._precision.attention
+        )
+        selection = ops.elementwise_s(self._profile, 2.0 * SCORE_BYTES * reads.pairs / index.pool)
+        return self._indexers * (product + selection)
 
     @property
     def keeps(self) -> float:
@@ -112,18 +124,6 @@ class AttentionCost:
             self._profile, reads.pairs, reads.tokens, heads, qk, att.v_dim, 2.0 * heads * (qk + att.v_dim)
         )
         return self._layers * (projecting + attending)
-
-    def _scoring_s(self, reads: PromptReads) -> Figure:
-        """The indexer: scores as one matrix product, which the selection writes and reads once."""
-        index = self._spec.indexer
-        if index is None:
-            return 0.0
-        keys = reads.pairs / np.maximum(reads.rows, 1.0) / index.pool
-        product = ops.gemm_s(
-            self._profile, reads.rows * index.num_heads, keys, index.head_dim, self._precision.attention
-        )
-        selection = ops.elementwise_s(self._profile, 2.0 * SCORE_BYTES * reads.pairs / index.pool)
-        return self._indexers * (product + selection)
 
     def _heads(self, *, whole: bool) -> int:
         heads = self._spec.attention.num_heads

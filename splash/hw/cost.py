@@ -137,6 +137,7 @@ class CostModel:
     def _prompts(self, prompts: Iterable[PromptRows], rows: _Rows, traffic: _Traffic) -> Figure:
         """As `_decodes`, of the chunks; those of one kind are attended together."""
         reads: dict[tuple[bool, bool], PromptReads] = {}
+        scores = PromptReads(self.ranks)
         keeps = self._attention.keeps
         for chunk in prompts:
             layout, home = chunk.at.layout, chunk.at.home
@@ -152,13 +153,26 @@ class CostModel:
             read = reads.setdefault((at_owner or divided, absorbed), PromptReads(self.ranks))
             share = 1 / self.ranks if divided else 1.0
             read.add(chunk.start, chunk.count, keeps, share=share, on=home if at_owner else slice(None))
-        return sum(
-            (
-                self._attention.prompt_s(read, whole=whole, absorbed=absorbed)
-                for (whole, absorbed), read in reads.items()
-            ),
-            start=np.zeros(self.ranks),
-        )
+            self._score(chunk, scores, traffic)
+        seconds = np.zeros(self.ranks)
+        for (whole, absorbed), read in reads.items():
+            seconds = seconds + self._attention.prompt_s(read, whole=whole, absorbed=absorbed)
+        return seconds + self._attention.scoring_s(scores)
+
+    def _score(self, chunk: PromptRows, scores: PromptReads, traffic: _Traffic) -> None:
+        """Where the indexer's keys are, there the rows are scored: on every rank, by the owner, or each stripe its own
+        tokens, whose best are proposed to all."""
+        layout, keeps = chunk.at.layout, self._attention.keeps
+        if chunk.start + chunk.count <= keeps:
+            return
+        if layout.placement is Placement.STRIPED:
+            scores.add(chunk.start, chunk.count, keeps, share=1 / self.ranks, on=slice(None))
+            if chunk.method is Method.GATHER:
+                traffic.candidates += (self.ranks - 1) * chunk.count * self._wire.candidates
+        elif layout.placement is Placement.OWNER:
+            scores.add(chunk.start, chunk.count, keeps, share=1.0, on=chunk.at.home)
+        else:
+            scores.add(chunk.start, chunk.count, keeps, share=1.0, on=slice(None))
 
     def _recurrent_s(self, work: Work) -> Figure:
         """KDA: every rank updates the states of its own heads, of all rows."""
