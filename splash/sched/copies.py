@@ -125,6 +125,10 @@ class CopyLedger:
                 self._outbox.append((self._message(self._next_id, draft), draft))
                 self._next_id += 1
 
+    def pass_idly(self, num_steps: int) -> None:
+        """Steps have passed in which there was nothing to choose."""
+        self._turn = (self._turn + num_steps) % self._ranks
+
     def take_outbox(self) -> tuple[PageCopy | ShardCopy, ...]:
         """The copies of the plan being made; those cancelled meanwhile are dropped."""
         messages: list[PageCopy | ShardCopy] = []

@@ -229,7 +229,7 @@ class PredictivePolicy:
         history = sum(done for done, _ in load.prompts) / len(sizes)
         budget = max(1, min(pending, limits.token_budget - min(decoding.num_rows, limits.token_budget - 1)))
         at_once = max(1, min(len(sizes), round(budget * len(sizes) / pending)))
-        count = budget // at_once
+        count = max(1, budget // at_once)
         start = int(history + max(0.0, pending / len(sizes) - count) / 2)
         chunks = []
         for number in range(at_once):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 from splash.core.config import SchedulerConfig
@@ -326,6 +328,7 @@ class Scheduler:
         if not room:
             return 0
         self._note_jump(times[:room])
+        self.transitions.ledger.pass_idly(room)
         zeros = [0] * room
         for record in self._decodes:
             record.computed += room
@@ -345,10 +348,13 @@ class Scheduler:
             for place, record in enumerate(self._decodes)
             for step in range(record.room - record.computed, num_steps, size)
         ]
-        for step, place in sorted(due):
-            record = self._decodes[place]
-            if self._allocate(record, record.room + 1, draft):
+        for step, growing in groupby(sorted(due), key=itemgetter(0)):
+            records = [self._decodes[place] for _, place in growing]
+            need = _sum(self.store.fresh(record.present, len(record.blocks)) for record in records)
+            if self.store.lacking(need):
                 return step
+            for record in records:
+                self._allocate(record, record.room + 1, draft)
         return num_steps
 
     def _note_jump(self, times: Sequence[tuple[float, float]]) -> None:

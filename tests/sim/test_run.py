@@ -1,0 +1,184 @@
+"""Runs on a virtual clock: jumps are single steps, seeds repeat, modes keep their promises."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from splash.core.errors import CapacityError, ConfigError
+from splash.core.events import Event, StepDone
+from splash.layout.layouts import LAYOUTS
+from splash.sched.predictive import PredictivePolicy
+from splash.sched.step import StepPlan
+from splash.sim.deployment import SimDeployment, deploy
+from splash.sim.executor import CostExecutor
+from splash.sim.modes import AUTO, MODES, ORACLE, RESTART, RESTART_S, better, modes_named, simulate
+from splash.sim.presets import choose
+from splash.sim.run import Simulation
+from splash.sim.traces import load
+from splash.sim.workload import Arrival, Workload
+
+LOADS = ("rl-drain:prompts=10,samples=8,cap=1500", "steady:rate=30,count=60", "agentic:sessions=4,turns=5")
+
+
+@cache
+def deployed(model: str) -> SimDeployment:
+    """As its preset says."""
+    choice = choose(model, None)
+    return deploy(model, choice.model.spec, choice.profile, choice.settings)
+
+
+def tight(deployment: SimDeployment, pages: int) -> SimDeployment:
+    """The same with that many KV pages on a rank, slots of one page, and checks after every step."""
+    geometry = replace(deployment.memory.geometry, shard_bytes=1)
+    small = replace(geometry, num_pages=geometry.null_page + 1 + pages)
+    config = replace(deployment.config, check_invariants=True)
+    return replace(deployment, config=config, memory=replace(deployment.memory, geometry=small))
+
+
+def followed(
+    deployment: SimDeployment, workload: Workload, *, jumps: bool, target: str = "tp", auto: bool = False
+) -> tuple[dict[int, StepPlan], list[Event], Simulation]:
+    """Plans by step, events and the simulation at its end."""
+    plans: dict[int, StepPlan] = {}
+    events: list[Event] = []
+
+    def keep(plan: StepPlan) -> None:
+        plans[plan.index] = plan
+
+    policy = PredictivePolicy(deployment.cost, deployment.limits()) if auto else None
+    simulation = Simulation(
+        scheduler=lambda clock, emit: deployment.scheduler(clock, emit, target=target, policy=policy),
+        executor=lambda clock: CostExecutor(
+            deployment.cost, clock, token_bytes=deployment.memory.pages.token_bytes
+        ),
+        workload=workload,
+        sinks=[events.append],
+        started=deployment.started(target, "test"),
+        jumps=jumps,
+        on_plan=keep,
+    )
+    while simulation.step():
+        pass
+    simulation.scheduler.drain_events()
+    return plans, events, simulation
+
+
+@pytest.mark.parametrize("text", LOADS)
+@pytest.mark.parametrize(("target", "auto"), [("tp", True), ("dop", False), ("dcp", False)])
+def test_a_jump_is_single_steps(text: str, target: str, auto: bool) -> None:
+    """Same plans, pages, tokens and times to the nanosecond, whether steps are taken one by one or not."""
+    workload = load(text, seed=3)
+    deployment = deployed("deepseek-v3.2")
+    single, slow, one = followed(deployment, workload, jumps=False, target=target, auto=auto)
+    jumped, fast, many = followed(deployment, workload, jumps=True, target=target, auto=auto)
+    assert len(jumped) < len(single), "nothing was jumped over"
+    assert all(plan == single[index] for index, plan in jumped.items())
+    assert _told(fast) == _told(slow)
+    for a, b in zip(one.scheduler.store.pools, many.scheduler.store.pools, strict=True):
+        assert a.counts() == b.counts()
+
+
+def test_a_jump_ends_where_memory_does() -> None:
+    """Preemptions come at the same steps, of the same requests."""
+    workload = load("rl-drain:prompts=4,samples=4,cap=600", seed=1)
+    deployment = tight(deployed("deepseek-v3.2"), 40)
+    single, slow, _ = followed(deployment, workload, jumps=False, target="tp")
+    jumped, fast, _ = followed(deployment, workload, jumps=True, target="tp")
+    assert any(type(event).__name__ == "RequestPreempted" for event in slow), "memory was not short"
+    assert len(jumped) < len(single)
+    assert all(plan == single[index] for index, plan in jumped.items())
+    assert _told(fast) == _told(slow)
+
+
+def _told(events: list[Event]) -> list[Event]:
+    """Without the samples of pools, which a jump takes at its end."""
+    told = [event for event in events if type(event).__name__ != "PoolSampled"]
+    return sorted(told, key=lambda event: (event.t, type(event).__name__, getattr(event, "request", -1)))
+
+
+@pytest.mark.parametrize("mode", [AUTO, RESTART, ORACLE, "dop"])
+def test_a_seeded_run_repeats_bit_for_bit(mode: str) -> None:
+    def run() -> dict[str, Any]:
+        workload = load("rl-drain:prompts=6,samples=8,cap=800", seed=5)
+        data = simulate(deployed("glm-5.3"), workload, mode, stopwatch=lambda: 0.0).to_json()
+        return data
+
+    assert run() == run()
+
+
+@pytest.mark.parametrize("model", ["glm-5.3", "deepseek-v3.2", "glm-5.3-flash"])
+def test_every_request_is_served_in_every_mode(model: str) -> None:
+    workload = load("steady:rate=20,count=40", seed=2)
+    for mode in MODES:
+        run = simulate(deployed(model), workload, mode, stopwatch=time.perf_counter)
+        assert run.num_requests == len(workload.arrivals)
+        assert run.output_tokens == workload.output_tokens
+        assert sum(run.time_share.values()) == pytest.approx(1)
+        assert min(request.ttft_s for request in run.requests) > 0
+
+
+def test_fixed_layouts_stay_and_auto_goes_where_it_is_faster() -> None:
+    workload = load("rl-drain:prompts=32,samples=8,cap=3000", seed=0)
+    deployment = deployed("deepseek-v3.2")
+    runs = {mode: simulate(deployment, workload, mode, stopwatch=lambda: 0.0) for mode in (*LAYOUTS, AUTO)}
+    for name in LAYOUTS:
+        assert runs[name].time_share == {name: 1.0}
+        assert not runs[name].switches
+    assert runs[AUTO].switches
+    assert {switch.outcome for switch in runs[AUTO].switches} == {"done"}
+    assert runs[AUTO].makespan_s <= min(runs[name].makespan_s for name in LAYOUTS)
+
+
+def test_the_oracle_is_at_least_the_best_fixed_layout() -> None:
+    workload = load("rl-drain:prompts=16,samples=4,cap=1000", seed=0)
+    deployment = deployed("glm-5.3-flash")
+    fixed = [simulate(deployment, workload, name, stopwatch=lambda: 0.0) for name in LAYOUTS]
+    free = simulate(deployment, workload, ORACLE, stopwatch=lambda: 0.0)
+    best = max(run.output_tokens_per_s for run in fixed)
+    assert better(free, fixed).output_tokens_per_s >= best
+    assert better(fixed[0], fixed).output_tokens_per_s == best
+    assert better(free, fixed).layout == ORACLE
+
+
+def test_a_restart_serves_nobody_for_its_time() -> None:
+    """Its one change after the start leaves a gap of RESTART_S between two steps."""
+    events: list[Event] = []
+    chats = [Arrival(time_ns=0, prompt_tokens=200, output_tokens=4000) for _ in range(400)]
+    late = [Arrival(time_ns=20_000_000_000, prompt_tokens=100, output_tokens=30) for _ in range(2)]
+    workload = Workload("drain", (*chats, *late))
+    deployment = deployed("deepseek-v3.2")
+    run = simulate(deployment, workload, RESTART, stopwatch=lambda: 0.0, sinks=[events.append])
+    ends = [event.t for event in events if isinstance(event, StepDone)]
+    longest = max(b - a for a, b in pairwise(ends))
+    changes = [s for s in run.switches if s.time_s > 0]
+    assert (longest > RESTART_S) == bool(changes)
+
+
+def test_closed_loop_turns_follow_each_other() -> None:
+    """A turn arrives its delay after the last token of the turn before it, not sooner."""
+    first = Arrival(time_ns=0, prompt_tokens=100, output_tokens=20, session=0)
+    second = Arrival(
+        time_ns=0, prompt_tokens=150, output_tokens=10, session=0, after=0, delay_ns=2_000_000_000
+    )
+    run = simulate(deployed("glm-5.3"), Workload("turns", (first, second)), "tp", stopwatch=lambda: 0.0)
+    one, two = run.requests
+    assert two.arrival_s == pytest.approx(one.last_token_s + 2.0, abs=1e-6)
+
+
+def test_modes_by_name() -> None:
+    assert modes_named("all") == MODES
+    assert modes_named("tp, auto") == ("tp", "auto")
+    with pytest.raises(ConfigError, match=r"unknown layout 'tpp'; known: .*restart"):
+        modes_named("tp,tpp")
+
+
+def test_a_model_that_does_not_fit_says_by_how_much() -> None:
+    choice = choose("glm-5.3", "h100")
+    with pytest.raises(CapacityError, match=r"does not fit on 8 ranks.*GiB too much.*--ranks"):
+        deploy("glm-5.3", choice.model.spec, choice.profile, choice.settings)
