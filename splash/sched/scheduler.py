@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
-from operator import itemgetter
 from typing import NamedTuple
 
 from splash.core.config import SchedulerConfig
@@ -348,7 +347,7 @@ class Scheduler:
             for place, record in enumerate(self._decodes)
             for step in range(record.room - record.computed, num_steps, size)
         ]
-        for step, growing in groupby(sorted(due), key=itemgetter(0)):
+        for step, growing in groupby(sorted(due), key=lambda growth: growth[0]):
             records = [self._decodes[place] for _, place in growing]
             need = _sum(self.store.fresh(record.present, len(record.blocks)) for record in records)
             if self.store.lacking(need):
