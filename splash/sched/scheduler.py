@@ -342,12 +342,12 @@ class Scheduler:
         Returns the steps for which there was room."""
         size = self.store.block_size
         draft = PlanDraft(self._index + 1)
-        due = [
+        due: list[tuple[int, int]] = [
             (step, place)
             for place, record in enumerate(self._decodes)
             for step in range(record.room - record.computed, num_steps, size)
         ]
-        for step, growing in groupby(sorted(due), key=lambda growth: growth[0]):
+        for step, growing in groupby(sorted(due), key=_first):
             records = [self._decodes[place] for _, place in growing]
             need = _sum(self.store.fresh(record.present, len(record.blocks)) for record in records)
             if self.store.lacking(need):
@@ -729,6 +729,10 @@ class Scheduler:
 def _sum(needs: Iterable[Sequence[int]]) -> list[int]:
     """Element-wise sum of page counts per rank."""
     return [sum(column) for column in zip(*needs, strict=True)]
+
+
+def _first(pair: tuple[int, int]) -> int:
+    return pair[0]
 
 
 def _derived_seed(seed: int, request_id: int) -> int:
