@@ -69,9 +69,12 @@ CONFIG: dict[str, Any] = {
 """config.json but for the type of the weights; the dense layer is as large as a layer's experts together."""
 
 
-def write_checkpoint(folder: Path, *, dtype: str = "float32", seed: int = 0) -> ModelSpec:
-    """Write config, weights, tokenizer and generation config into `folder`, and return the model."""
-    config = {**CONFIG, "torch_dtype": dtype}
+def write_checkpoint(folder: Path, *, dtype: str = "float32", seed: int = 0, **changes: Any) -> ModelSpec:
+    """Write config, weights, tokenizer and generation config into `folder`, and return the model.
+
+    `changes` go into the config under transformers' names.
+    """
+    config = {**CONFIG, **changes, "torch_dtype": dtype}
     spec = normalise(config)
     folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder / "config.json", config)

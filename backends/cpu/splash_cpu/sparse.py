@@ -53,9 +53,9 @@ def prepare_selection(
 
 
 def _scored(seq: SeqRows, block_size: int, pool: int) -> Scored:
-    token = torch.arange(pool - 1, seq.num_keys, pool)
-    block = token // block_size * seq.block_step + seq.first_block
-    return Scored(seq.row, seq.count, seq.start, seq.pages, block * block_size + token % block_size)
+    blocks = torch.arange(len(seq.pages)) * seq.block_step + seq.first_block
+    positions = (blocks * block_size)[:, None] + torch.arange(pool - 1, block_size, pool)
+    return Scored(seq.row, seq.count, seq.start, seq.pages, positions.flatten()[: seq.num_keys // pool])
 
 
 def select(
