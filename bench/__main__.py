@@ -1,7 +1,7 @@
 """All measurements, one after the other: python -m bench [--folder DIR] [--results DIR]
 
-Makes the bench checkpoint if it is not there, then runs decode, overhead, switch and memory on it. Needs two idle
-cores, and about 20 minutes; each part can be run alone, see its --help.
+Makes the bench checkpoint if it is not there, runs decode, overhead, switch and memory on it, then sparse. Needs two
+idle cores, and about 20 minutes; each part can be run alone, see its --help.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ def main(folder: Path, results: Path) -> None:
     for part in PARTS:
         click.echo(f"\n== python -m bench.{part}")
         _run(part, str(folder), "--json", str(results / f"{part}.json"))
+    click.echo("\n== python -m bench.sparse")
+    _run("sparse", "--json", str(results / "sparse.json"))
 
 
 def _run(part: str, *args: str) -> None:
