@@ -1,7 +1,7 @@
 """Products from quantised weights and from dequantised ones: python -m bench.quantised [--json FILE]
 
 One thread, one matrix of the bench checkpoint's order; the least of many runs. What the CPU port does follows from it
-(ADR 0012).
+(ADR 0007).
 """
 
 from __future__ import annotations

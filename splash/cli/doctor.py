@@ -62,6 +62,28 @@ def _show_port(console: Console, port: PortStatus) -> None:
         memory = f", {device.memory_bytes / 2**30:.1f} GiB" if device.memory_bytes else ""
         arch = f", {device.arch}" if device.arch else ""
         console.print(f"  device {device.index}: {escape(device.name)}{arch}{memory}", soft_wrap=True)
+    if not port.problem:
+        for text in _number_forms(port.name):
+            console.print(f"  {text}", soft_wrap=True)
+
+
+def _number_forms(name: str) -> list[str]:
+    """In which types a port computes, and what it makes of quantised weights and KV."""
+    from splash.hal.registry import load_backend
+    from splash.spec.quantisation import ELEMENTS
+    from splash.spec.storage import KV_TYPES
+
+    caps = load_backend(name).caps
+    kept = [element for element in ELEMENTS if element in caps.kept_quantised]
+    made = [element for element in ELEMENTS if element not in caps.kept_quantised]
+    weights = [f"{', '.join(kept)} kept as stored"] if kept else []
+    weights += [f"{', '.join(made)} dequantised when loaded"] if made else []
+    fp8 = "read as packed" if caps.packed_kv else "unpacked at each read"
+    return [
+        f"computes in {', '.join(caps.dtypes)}",
+        f"weights: {'; '.join(weights)}",
+        f"KV: {', '.join(KV_TYPES)} (fp8 for latent attention, {fp8})",
+    ]
 
 
 def _version(package: str) -> str:

@@ -237,10 +237,10 @@ def _open_trace(file: Path | None, options: Options, files: ExitStack) -> TraceW
 
 
 def _show_notes(deployment: Deployment) -> None:
-    """What of the checkpoint is not used, a line each, on standard error."""
+    """What a user should know of the checkpoint, on standard error."""
     from rich.console import Console
 
-    for note in deployment.checkpoint.notes:
+    for note in deployment.notes:
         Console(stderr=True, highlight=False).print(
             f"{deployment.model}: {note}", soft_wrap=True, markup=False
         )

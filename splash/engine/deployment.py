@@ -19,7 +19,6 @@ from splash.engine.text import Text, open_text
 from splash.hal.protocol import Backend
 from splash.hw.load import known_profiles, load_profile
 from splash.kv.slots import MemoryPlan, plan_memory
-from splash.kv.stored import KV_DTYPES
 from splash.layout.holders import Topology
 from splash.layout.layouts import TP, layout_named
 from splash.model.checkpoint import Checkpoint, open_checkpoint
@@ -27,6 +26,9 @@ from splash.sched.batch import RowBytes
 from splash.sched.policy import Policy, ThresholdPolicy
 from splash.sched.scheduler import Scheduler
 from splash.sched.step import Clock, Executor, ManualClock
+from splash.spec.model import ITEMSIZE
+from splash.spec.storage import KV_TYPES
+from splash.spec.tensors import rank_bytes
 
 AUTO = "auto"
 DEFAULT_FULL_REQUESTS = 4
@@ -67,6 +69,24 @@ class Deployment:
     def fixed(self, layout: str) -> Deployment:
         """The same in one layout from the start, without a policy."""
         return replace(self, config=replace(self.config, layout=layout))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of the checkpoint: what is not used, and what its weights become; a line each."""
+        quantisation = self.checkpoint.quantisation
+        if quantisation is None or not self.checkpoint.scales:
+            return self.checkpoint.notes
+        if quantisation.element in self.backend.caps.kept_quantised:
+            return self.checkpoint.notes
+        dtype = self.config.dtype
+        assert dtype is not None
+        spec, ranks = self.checkpoint.spec, self.config.ranks
+        held = rank_bytes(spec, rank=ranks - 1, ranks=ranks, itemsize=ITEMSIZE[dtype])
+        return (
+            *self.checkpoint.notes,
+            f"{quantisation.name}, dequantised to {dtype} when loaded: {held / 1e6:,.1f} MB of weights on each of"
+            f" {ranks} ranks, {self.checkpoint.num_bytes / 1e6:,.1f} MB in files",
+        )
 
     # ---- requests
 
@@ -215,8 +235,8 @@ def _completed(config: EngineConfig, backend: Backend, max_position: int) -> Eng
         check_invariants=config.scheduler.check_invariants or debug(),
     )
     kv_dtype = config.kv_dtype or dtype
-    if kv_dtype not in KV_DTYPES:
-        raise ConfigError(f"KV is stored in {', '.join(KV_DTYPES)}, not in {kv_dtype} (--kv-dtype)")
+    if kv_dtype not in KV_TYPES:
+        raise ConfigError(f"KV is stored in {', '.join(KV_TYPES)}, not in {kv_dtype} (--kv-dtype)")
     return replace(config, dtype=dtype, kv_dtype=kv_dtype, scheduler=scheduler)
 
 

@@ -225,7 +225,7 @@ def _attention(backend: Backend, pages: PageFormat) -> Attention:
     """The port's, over what pages hold."""
     packings = {section.field.name: section.field.packing for section in pages.sections}
     latent = packings.get("latent")
-    if latent is None:
+    if latent is None or backend.caps.packed_kv:
         return backend.attention()
     return PackedAttention(backend.attention(), latent, packings.get("index"))
 

@@ -12,10 +12,14 @@ class Caps:
     block_size: int
     """Tokens a page holds."""
     dtypes: tuple[str, ...]
-    """Compute and KV dtypes, the default first."""
+    """Compute dtypes, the default first."""
     mapped_peers: bool
     """A rank can read its peers' pools directly (one-sided copies)."""
     max_ranks: int
+    kept_quantised: tuple[str, ...] = ()
+    """Elements of weights (`fp8`, `int8`) that are multiplied as stored; others are dequantised when loaded."""
+    packed_kv: bool = False
+    """Attention reads FP8 KV as it is packed; otherwise what a step reads is unpacked first, layer by layer."""
 
 
 @dataclass(frozen=True, slots=True)

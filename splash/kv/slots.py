@@ -79,7 +79,7 @@ def plan_memory(
     """The pool of one rank: `kv_pages` beside all weight slots and the recurrent states of `num_states` requests, or
     `pool_bytes` in all (one of them).
 
-    `kv_dtype`: one of `KV_DTYPES`, if it is not `dtype`. ConfigError for a model whose KV cannot be stored so.
+    `kv_dtype`: one of `KV_TYPES`, if it is not `dtype`. ConfigError for a model whose KV cannot be stored so.
     """
     itemsize = ITEMSIZE[dtype]
     layers = [

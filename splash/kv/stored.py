@@ -5,10 +5,7 @@ from __future__ import annotations
 from splash.core.errors import ConfigError
 from splash.kv.sections import Field
 from splash.spec.model import ITEMSIZE, KVField, MLASpec, ModelSpec
-from splash.spec.packing import Packing
-
-FP8 = "fp8"
-KV_DTYPES = ("float32", "bfloat16", FP8)
+from splash.spec.storage import FP8, packing_of
 
 
 def stored_field(field: KVField, spec: ModelSpec, kv_dtype: str) -> Field:
@@ -19,6 +16,5 @@ def stored_field(field: KVField, spec: ModelSpec, kv_dtype: str) -> Field:
         raise ConfigError(
             f"KV in fp8 is for latent attention, {spec.model_type} has keys and values; use --kv-dtype bfloat16"
         )
-    latent = Packing(spec.attention.kv_lora_rank, spec.attention.rope_dim)
-    packing = latent if field.name == "latent" else Packing(field.width)
+    packing = packing_of(spec, field)
     return Field(field.name, packing.num_bytes, 1, "uint8", field.pool, packing)

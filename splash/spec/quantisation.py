@@ -17,6 +17,7 @@ from splash.core.errors import ConfigError
 from splash.spec.fields import Fields
 
 Element = Literal["fp8", "int8"]
+ELEMENTS: tuple[Element, ...] = ("fp8", "int8")
 
 _LISTS = ("modules_to_not_convert", "ignored_layers", "ignore")
 _KEYS = ("quantization_config", "compression_config")

@@ -12,12 +12,11 @@ from math import ceil, prod
 
 from splash.core.errors import ConfigError
 from splash.spec.model import KVField, MLASpec, ModelSpec
+from splash.spec.packing import Packing
 from splash.spec.tensors import LogicalTensor, Part, Precision, held_shape, model_tensors
 
 SCALE_BYTES = 4
 """Scales are float32."""
-KV_TILE = 128
-"""Elements of a token that share a scale in an FP8 cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +124,8 @@ class KVStorage:
                 raise ConfigError(f"unknown KV type '{name}'; known: {', '.join(KV_TYPES)} (--kv-dtype)")
 
 
-KV_TYPES = ("float32", "bfloat16", "fp8")
+FP8 = "fp8"
+KV_TYPES = ("float32", "bfloat16", FP8)
 _PLAIN_BYTES = {"float32": 4, "bfloat16": 2}
 
 
@@ -155,11 +155,15 @@ def token_bytes(spec: ModelSpec, storage: KVStorage, *, ranks: int) -> float:
 def field_bytes(spec: ModelSpec, field: KVField, storage: KVStorage) -> int:
     """Bytes of one entry of a field. In FP8 the rope key beside a latent stays in BF16 (MODELS §3.2)."""
     dtype = storage.index if field.name == "index" else storage.kv
-    if dtype != "fp8":
+    if dtype != FP8:
         return field.width * _PLAIN_BYTES[dtype]
+    return packing_of(spec, field).num_bytes
+
+
+def packing_of(spec: ModelSpec, field: KVField) -> Packing:
+    """How an entry of `field` is packed in FP8: all of it, but for the rope key beside a latent (MODELS §3.2)."""
     rope = spec.attention.rope_dim if isinstance(spec.attention, MLASpec) and field.name == "latent" else 0
-    quantised = field.width - rope
-    return quantised + ceil(quantised / KV_TILE) * SCALE_BYTES + rope * _PLAIN_BYTES["bfloat16"]
+    return Packing(field.width - rope, rope)
 
 
 def _entries(field: KVField, block_size: int) -> int:

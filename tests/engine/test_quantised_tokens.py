@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from click.testing import CliRunner
 
+from splash.cli.doctor import command
+from splash.exec.weights import tensor_bytes
+from splash.model.checkpoint import open_checkpoint
+from splash.model.loader import load_rank, load_shard
 from tests.conftest import QuantisedMaker
 from tests.engine.served import Served
 from tests.tiny import clear_reference
+from tests.unit.test_loader import slot_views
 
 NUM_TOKENS = 24
 TOLERANCE = 1e-4
@@ -29,3 +37,33 @@ def test_tokens_of_the_dequantised_twin(quantised_tiny: QuantisedMaker, scheme: 
         for ref, request in zip(refs, requests, strict=True):
             assert tuple(served.outputs[request]) == ref.token_ids
             assert (torch.stack(served.logits[request]) - ref.logits).abs().max() < TOLERANCE
+
+
+def test_what_becomes_of_quantised_weights_is_said(quantised_tiny: QuantisedMaker) -> None:
+    """Red when a user is not told that the CPU port dequantises, or the sum of memory counts elements of one byte."""
+    made = quantised_tiny("deepseek_v3", "fp8")
+    opened = [Served(folder, ranks=2, layout="tp").deployment for folder in (made.folder, made.twin)]
+    quantised, twin = opened
+    assert twin.notes == ()
+    held = sum(tensor_bytes(load_all(made.folder, rank)) for rank in range(2)) / 2
+    assert quantised.notes == (
+        "fp8 in blocks of 128x128, dequantised to float32 when loaded:"
+        f" {held / 1e6:,.1f} MB of weights on each of 2 ranks,"
+        f" {quantised.checkpoint.num_bytes / 1e6:,.1f} MB in files",
+    )
+
+
+def load_all(folder: Path, rank: int) -> tuple[object, ...]:
+    """Everything that one of two ranks loads."""
+    with open_checkpoint(folder) as checkpoint:
+        slot = slot_views(checkpoint.spec, 2, torch.float32)
+        load_shard(checkpoint, ranks=2, shard=rank, out=slot)
+        weights = load_rank(checkpoint, rank=rank, ranks=2, dtype=torch.float32)
+    return weights, *slot.values()
+
+
+def test_the_doctor_says_what_a_port_keeps_quantised() -> None:
+    """Red when the choice is made silently."""
+    said = CliRunner().invoke(command).output
+    assert "weights: fp8, int8 dequantised when loaded" in said
+    assert "KV: float32, bfloat16, fp8 (fp8 for latent attention, unpacked at each read)" in said
