@@ -83,11 +83,13 @@ def timings(context: RankContext) -> Iterator[Timing]:
 def _timed(context: RankContext, call: Call, *, repeats: int = REPEATS) -> float:
     """Median seconds; one call before does not count, since it compiles and maps what the others use."""
     call()
+    context.backend.synchronize()
     context.comm.barrier()
     found = []
     for _ in range(repeats):
         started = time.perf_counter()
         call()
+        context.backend.synchronize()
         found.append(time.perf_counter() - started)
     return statistics.median(found)
 

@@ -236,6 +236,9 @@ class InProcessBackend:
     def attention(self) -> Attention:
         return self._attention
 
+    def synchronize(self) -> None:
+        """Calls return when they are done."""
+
 
 def run_ranks(size: int, function: Callable[[ThreadCommunicator], R], *, timeout_s: float = 60.0) -> list[R]:
     """`function(communicator)` on `size` threads: their results in rank order, or the first exception."""

@@ -260,6 +260,10 @@ class Backend(Protocol):
 
     def attention(self) -> Attention: ...
 
+    def synchronize(self) -> None:
+        """Returns when this rank's device has done all that it was asked to do; what is timed ends with it."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class BackendSpec:

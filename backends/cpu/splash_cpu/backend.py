@@ -61,6 +61,9 @@ class CpuBackend:
 
         return CpuAttention()
 
+    def synchronize(self) -> None:
+        """Calls return when they are done."""
+
 
 def communicator(world: MPI.Intracomm) -> Communicator:
     """Collective: the fastest communicator that this machine can run."""

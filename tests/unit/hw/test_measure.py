@@ -4,9 +4,11 @@ import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from splash.core.errors import ConfigError
 from splash.exec import measure as on_ranks
 from splash.hal.inproc import InProcessBackend
 from splash.hw.load import load_profile, profile_from_table
@@ -112,3 +114,11 @@ def test_ranks_time_every_operation_that_a_profile_needs(monkeypatch: pytest.Mon
     for timing in timings:
         if timing.operation in probes(2):
             assert probes(2)[timing.operation].cost(load_profile("cpu"), timing.counts) > 0
+
+
+def test_the_command_refuses_a_folder_that_is_not_there_before_it_measures(tmp_path: Path) -> None:
+    """Red when a minute of measuring ends with a file that cannot be written."""
+    from splash.cli.profile import command
+
+    with pytest.raises(ConfigError, match="nowhere does not exist"):
+        command.main(["-o", str(tmp_path / "nowhere" / "mine.toml")], standalone_mode=False)

@@ -148,3 +148,34 @@ def test_a_group_larger_than_a_node_pays_the_network() -> None:
     assert ops.collective_s(p, "all_reduce", 16, 1e9) < outside
     with pytest.raises(ProfileError, match="network_bandwidth"):
         ops.collective_s(load_profile("cpu"), "all_to_all", 1024, 1.0)
+
+
+def test_a_chunk_computes_whole_tiles() -> None:
+    """Red when tiles are dropped, or a chunk's history is taken for causal."""
+    prefill = load_profile("h200").attention.mla_prefill
+    assert prefill.tile is not None
+    assert prefill.tile.value == 128
+    assert ops.prefill_pairs(prefill, 1, 0) == 128 * 128
+    assert ops.prefill_pairs(prefill, 256, 0) == 3 * 128 * 128
+    assert ops.prefill_pairs(prefill, 128, 1024) == 9 * 128 * 128
+    exact = replace(prefill, tile=None)
+    assert ops.prefill_pairs(exact, 3, 5) == 6 + 7 + 8
+
+
+def test_a_single_long_context_is_read_slower_than_many() -> None:
+    """Red when one row gets the whole device's bandwidth: striping it over ranks pays for that reason."""
+    p = load_profile("b200")
+    one = ops.mla_decode_s(p, 1, 1 << 20, 16, 576, 512, 1152)
+    many = ops.mla_decode_s(p, 64, 1 << 20, 16, 576, 512, 1152)
+    assert one > 1.3 * many
+
+
+def test_experts_that_are_held_cost_even_when_few_are_hit() -> None:
+    """Red when the number of experts on a rank, or of tokens that it sorts, is ignored."""
+    p = load_profile("h200")
+    few, held, sorting = (
+        ops.grouped_gemm_s(p, 8, 8, 7168, 2048, 1, "fp8_block", **more)
+        for more in ({}, {"experts_held": 256}, {"tokens": 16384})
+    )
+    assert held - few == pytest.approx(248 * p.moe.fp8_block.per_expert.value)  # type: ignore[union-attr]
+    assert sorting > 1.5 * few
