@@ -85,6 +85,7 @@ ODD = {"hidden_size": 144, "intermediate_size": 250, "moe_intermediate_size": 50
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3": ("deepseek_v3", {}),
     "deepseek_v3_odd": ("deepseek_v3", ODD),
+    "deepseek_v32": ("deepseek_v32", {}),
     "llama": ("llama", {"kv_heads": 4, "intermediate_size": 250}),
 }
 

@@ -22,11 +22,22 @@ TOLERANCE = 1e-4
 
 
 @pytest.mark.parametrize(
-    ("scheme", "ranks"), [("fp8", 1), ("fp8", 2), ("fp8", 4), ("fp8_uint8_bytes", 2), ("int8", 2)]
+    ("model", "scheme", "ranks"),
+    [
+        ("deepseek_v3", "fp8", 1),
+        ("deepseek_v3", "fp8", 2),
+        ("deepseek_v3", "fp8", 4),
+        ("deepseek_v3", "fp8_uint8_bytes", 2),
+        ("deepseek_v3", "int8", 2),
+        ("deepseek_v32", "fp8_ue8m0", 2),
+        ("llama", "int8", 2),
+    ],
 )
-def test_tokens_of_the_dequantised_twin(quantised_tiny: QuantisedMaker, scheme: str, ranks: int) -> None:
+def test_tokens_of_the_dequantised_twin(
+    quantised_tiny: QuantisedMaker, model: str, scheme: str, ranks: int
+) -> None:
     """Red when any weight of a served model is not element times scale: transformers has the float32 twin."""
-    made = quantised_tiny("deepseek_v3", scheme)
+    made = quantised_tiny(model, scheme)
     refs = [clear_reference(made.twin, length, NUM_TOKENS, seed=length) for length in (3, 17)]
     with Served(made.folder, ranks=ranks, layout="tp") as served:
         requests = [served.add(ref.prompt, NUM_TOKENS) for ref in refs]
