@@ -28,7 +28,7 @@ from tests.engine.served import BLOCK_SIZE, Served
 from tests.engine.test_pipeline import prompts_of, serve
 from tests.engine.test_selection import worst_error
 from tests.property.harness import PAIRS
-from tests.tiny import INDEX_TOP_K, Reference, clear_reference, load_reference
+from tests.tiny import INDEX_TOP_K, Reference, clear_reference, load_reference, reference_logits
 
 NUM_TOKENS = 32
 LENGTHS = (1, BLOCK_SIZE - 1, BLOCK_SIZE + 1, 26, 50)
@@ -136,6 +136,21 @@ def test_preemption_begins_a_new_state(folder: Path, refs: list[Reference], layo
         for ref, request in zip(refs, requests, strict=True):
             assert tuple(served.outputs[request]) == ref.token_ids
         assert any(isinstance(e, RequestPreempted) for e in served.events)
+
+
+@pytest.mark.parametrize("storage", [{"dtype": "bfloat16"}, {"kv_dtype": "fp8"}])
+def test_coarser_types_stay_near(tiny: TinyMaker, storage: dict[str, str]) -> None:
+    """Red when a pooled key is written as another type than its page has, or a state of another type than its own."""
+    folder = tiny("glm5_next", layers=4, mlp_layer_types=["dense"] * 4)
+    prompt = tuple(range(3, 53))
+    exact = reference_logits(folder, prompt)[-1]
+    with Served(folder, ranks=2, layout="tp", **storage) as served:
+        for layout in ("dp", "dcp"):
+            served.switch(layout)
+            request = served.add(prompt, 2)
+            served.drain()
+            first = served.logits[request][0]
+            assert torch.nn.functional.cosine_similarity(first, exact, dim=0) > 0.998
 
 
 # ---- one step of all layouts, with every collective checked against the plan

@@ -175,6 +175,21 @@ def test_a_rank_holds_what_the_spec_counts(folder: Path, ranks: int) -> None:
         assert num_bytes == rank_bytes(spec, rank=rank, ranks=ranks, itemsize=4)
 
 
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("computed", ["float32", "bfloat16"])
+def test_a_rank_of_a_hybrid_holds_what_the_spec_counts(tiny: TinyMaker, ranks: int, computed: str) -> None:
+    """Red when a recurrent head is on no rank or on two, or what is float32 always (routers, convolutions, decays,
+    hyper-connections) is counted or loaded as something else."""
+    dtype = DTYPES[computed]
+    spec, shards, held = _load_all(tiny("glm5_next", layers=4), ranks, dtype)
+    for rank, weights in enumerate(held):
+        counts = rank_params(spec, rank=rank, ranks=ranks)
+        expected = sum(count for division, count in counts.items() if division is not Division.HEADS)
+        assert sum(tensor.numel() for tensor in loaded_tensors(weights)) == expected
+        num_bytes = sum(tensor.nbytes for tensor in [*loaded_tensors(weights), *shards[rank].values()])
+        assert num_bytes == rank_bytes(spec, rank=rank, ranks=ranks, itemsize=dtype.itemsize)
+
+
 def loaded_tensors(weights: object) -> list[torch.Tensor]:
     """Every tensor of a tree of dataclasses, shared ones once."""
     found: dict[int, torch.Tensor] = {}
