@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from splash.hal.ranking import NOTHING
 from splash.layout.layouts import LAYOUTS
+from splash.model.attention.indexer import Indexer
+from splash.model.attention.selection import SelectingRows
 from splash.spec.model import MLASpec, ModelSpec, MoESpec
 from tests.conftest import TinyMaker
 from tests.engine.pipeline_kit import Chosen, Script, assert_as_reference, at, run, spec_of
@@ -116,6 +119,22 @@ def test_equal_scores_choose_alike_in_every_layout(tiny: TinyMaker) -> None:
     for tokens, logits in seen[1:]:
         assert tokens == seen[0][0]
         assert (logits - seen[0][1]).abs().max() < 1e-4
+
+
+def test_ranks_that_choose_differently_are_caught(tiny: TinyMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when debug mode does not compare choices: hidden states are the same on all ranks even then."""
+    share = Indexer._share
+
+    def without_the_best(self: Indexer, tokens: torch.Tensor, rows: SelectingRows) -> torch.Tensor:
+        merged = share(self, tokens, rows)
+        return merged.masked_fill(merged == merged.max(), NOTHING) if self.comm.rank else merged
+
+    monkeypatch.setattr(Indexer, "_share", without_the_best)
+    script, prompt = Script(spec_of(tiny("deepseek_v32", layers=4)), 2), random_prompt(30)
+    script.admit(0, prompt, at("dcp"))
+    serve(script, {0: prompt}, 2, chunk=30)
+    with pytest.raises(AssertionError, match="chosen tokens"):
+        run(tiny("deepseek_v32", layers=4), script)
 
 
 def flip_main_rope(spec: ModelSpec) -> ModelSpec:
