@@ -13,7 +13,7 @@ from math import ceil, prod
 from splash.core.errors import ConfigError
 from splash.spec.model import KVField, MLASpec, ModelSpec
 from splash.spec.packing import Packing
-from splash.spec.tensors import LogicalTensor, Part, Precision, held_shape, model_tensors
+from splash.spec.tensors import LogicalTensor, Part, Precision, counted_tensors, held_shape
 
 SCALE_BYTES = 4
 """Scales are float32."""
@@ -102,9 +102,9 @@ def rank_weight_bytes(spec: ModelSpec, storage: WeightStorage, *, ranks: int) ->
     """What the fullest rank holds, without padding: the last one, where sizes cannot be divided evenly."""
     parts: Counter[Part] = Counter()
     scales = shard = 0
-    for tensor in model_tensors(spec):
+    for tensor, layers in counted_tensors(spec):
         shape = held_shape(spec, tensor, rank=ranks - 1, ranks=ranks)
-        elements, of_scales = storage.elements(tensor, shape), storage.scales(tensor, shape)
+        elements, of_scales = layers * storage.elements(tensor, shape), layers * storage.scales(tensor, shape)
         parts[tensor.part] += elements
         scales += of_scales
         shard += elements + of_scales if tensor.part is Part.ATTENTION else 0

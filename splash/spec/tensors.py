@@ -6,7 +6,8 @@ has `model.language_model.` instead, which `model.checkpoint` takes off.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from math import prod
@@ -94,6 +95,13 @@ def portion(total: int, rank: int, ranks: int) -> range:
 
 def model_tensors(spec: ModelSpec) -> Iterator[LogicalTensor]:
     """Every tensor that computing `spec` needs; with tied embeddings there is no lm_head."""
+    yield from _outside(spec)
+    for layer in range(spec.num_layers):
+        yield from layer_tensors(spec, layer)
+
+
+def _outside(spec: ModelSpec) -> Iterator[LogicalTensor]:
+    """What no layer has."""
     vocabulary = (spec.vocab_size, spec.hidden_size)
     names = (
         ("model.embed_tokens.weight",)
@@ -103,8 +111,16 @@ def model_tensors(spec: ModelSpec) -> Iterator[LogicalTensor]:
     for name in names:
         yield LogicalTensor(name, vocabulary, Division.VOCABULARY, Part.VOCABULARY, Precision.PLAIN)
     yield _norm("model.norm.weight", spec.hidden_size)
+
+
+def counted_tensors(spec: ModelSpec) -> Iterator[tuple[LogicalTensor, int]]:
+    """`model_tensors`, but one for all layers that have the same, and how many those are: quick to sum over."""
+    yield from ((tensor, 1) for tensor in _outside(spec))
+    alike: defaultdict[Hashable, list[int]] = defaultdict(list)
     for layer in range(spec.num_layers):
-        yield from layer_tensors(spec, layer)
+        alike[spec.ffns[layer], spec.is_kda(layer), spec.has_indexer(layer)].append(layer)
+    for layers in alike.values():
+        yield from ((tensor, len(layers)) for tensor in layer_tensors(spec, layers[0]))
 
 
 def layer_tensors(spec: ModelSpec, layer: int) -> Iterator[LogicalTensor]:
