@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from splash.core.errors import ConfigError
@@ -94,6 +95,36 @@ class RankMemory:
         """Distinct tokens that all ranks together hold under `layout`, whole blocks."""
         pages = self.pages(layout, topo)
         return total_tokens(layout, PoolRoom(pages, pages), topo, self.block_size)
+
+    def longest_request(self, layout: Layout, topo: Topology) -> int:
+        """Tokens of the longest request that fits when it is alone, whole blocks."""
+        pages = max(0, (self.free(layout) - self.state_bytes) // self.page_bytes)
+        return request_tokens(layout, PoolRoom(pages, pages), topo, self.block_size)
+
+    def needs(self, layout: Layout, topo: Topology, requests: int, tokens: int) -> int:
+        """Bytes that `requests` of `tokens` each take on the rank that has most, spread as evenly as whole requests
+        (owner) or blocks (striped) can be."""
+        blocks = -(-tokens // self.block_size)
+        match layout.placement:
+            case Placement.BY_HEAD:
+                pages = requests * blocks
+            case Placement.OWNER:
+                pages = -(-requests // topo.ranks) * blocks * topo.groups
+            case Placement.STRIPED:
+                pages = -(-requests * blocks // topo.ranks) * topo.groups
+        return pages * self.page_bytes + requests * self.state_bytes
+
+    def holds(self, layout: Layout, topo: Topology, requests: int, tokens: int) -> bool:
+        """Whether `requests` of `tokens` each fit at once."""
+        return self.needs(layout, topo, requests, tokens) <= self.free(layout)
+
+    def most_requests(self, layout: Layout, topo: Topology, tokens: int, at_most: int) -> int:
+        """How many requests of `tokens` each fit at once, up to `at_most`."""
+        return bisect_right(
+            range(1, at_most + 1),
+            False,
+            key=lambda requests: not self.holds(layout, topo, requests, tokens),
+        )
 
 
 def rank_memory(

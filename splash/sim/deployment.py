@@ -23,6 +23,7 @@ from splash.sched.policy import Policy
 from splash.sched.predictive import Limits, Room
 from splash.sched.scheduler import Scheduler
 from splash.sched.step import Clock
+from splash.sim.fitting import MOST_RANKS, remedies, shortage
 from splash.spec.model import ModelSpec
 from splash.spec.storage import field_bytes, kv_storage, token_bytes, weight_storage
 
@@ -141,7 +142,7 @@ def deploy(model: str, spec: ModelSpec, profile: HardwareProfile, settings: Sett
     spec.check_ranks(settings.ranks)
     rank = memory_of(spec, profile, settings)
     topo = Topology(settings.ranks, spec.kv_groups(settings.ranks))
-    memory = _memory_plan(model, spec, rank, settings)
+    memory = _memory_plan(model, spec, profile, settings)
     config = SchedulerConfig(
         max_running=settings.max_running,
         token_budget=settings.token_budget,
@@ -196,31 +197,39 @@ def precision_of(spec: ModelSpec, settings: Settings) -> Precision:
     )
 
 
-def _memory_plan(model: str, spec: ModelSpec, rank: RankMemory, settings: Settings) -> MemoryPlan:
+def _memory_plan(model: str, spec: ModelSpec, profile: HardwareProfile, settings: Settings) -> MemoryPlan:
     """The pool holds what the other weights leave: slots for every head shard, then pages."""
-    shard = rank.weights.shard
+    rank = memory_of(spec, profile, settings)
     plain = "float32" if weight_storage(settings.weights).plain == 4 else "bfloat16"
     kept = state_sections(spec, settings.ranks, plain)
-    align = row_alignment(kept)
-    page_bytes = -(-rank.page_bytes // align) * align
-    pool_bytes = rank.usable - rank.reserve - (rank.weights.own - shard)
-    slots = settings.ranks * -(-shard // page_bytes)
-    if pool_bytes < (slots + 2) * page_bytes:
-        raise CapacityError(_too_large(model, rank, settings))
-    geometry = PoolGeometry(pool_bytes // page_bytes, page_bytes, settings.ranks, shard)
+    page_bytes = _aligned(rank.page_bytes, row_alignment(kept))
+    lacking = _lacking(rank, page_bytes)
+    if lacking > 0:
+        would_do = remedies(
+            settings,
+            lambda changed: memory_of(spec, profile, changed),
+            lambda memory: _lacking(memory, _aligned(memory.page_bytes, row_alignment(kept))),
+            ranks=filter(spec.fits_ranks, range(1, MOST_RANKS + 1)),
+        )
+        raise CapacityError(shortage(model, rank, lacking, every_shard=True, would_do=would_do))
+    num_pages = _pool_bytes(rank) // page_bytes
+    geometry = PoolGeometry(num_pages, page_bytes, settings.ranks, rank.weights.shard)
     one_token = Field(
         "token", round(token_bytes(spec, kv_storage(settings.kv), ranks=settings.ranks)), 1, "bytes"
     )
     pages = PageFormat(BLOCK_SIZE, (Section(0, one_token, 0),), page_bytes, spec.num_layers)
-    return MemoryPlan(pages, ShardFormat((), shard), geometry, state_format(kept, page_bytes))
+    return MemoryPlan(pages, ShardFormat((), rank.weights.shard), geometry, state_format(kept, page_bytes))
 
 
-def _too_large(model: str, rank: RankMemory, settings: Settings) -> str:
-    gib = 1 << 30
-    lacking = (rank.weights.full - rank.usable + rank.reserve) / gib
-    return (
-        f"{model} does not fit on {settings.ranks} ranks: weights with every head shard take"
-        f" {rank.weights.full / gib:.1f} GiB of {rank.usable / gib:.1f} GiB a rank"
-        f" ({settings.memory_fraction:.0%} of {rank.device / gib:.1f}), {max(0.0, lacking):.1f} GiB too much and"
-        f" nothing is left for KV; more --ranks, a larger --memory-fraction or a smaller --dtype would do"
-    )
+def _pool_bytes(rank: RankMemory) -> int:
+    return rank.usable - rank.reserve - (rank.weights.own - rank.weights.shard)
+
+
+def _lacking(rank: RankMemory, page_bytes: int) -> int:
+    """Bytes by which a pool with a slot for every shard, a null page and a page of KV is too large."""
+    slots = rank.weights.ranks * -(-rank.weights.shard // page_bytes)
+    return (slots + 2) * page_bytes - _pool_bytes(rank)
+
+
+def _aligned(num_bytes: int, to: int) -> int:
+    return -(-num_bytes // to) * to

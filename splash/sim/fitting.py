@@ -1,0 +1,91 @@
+"""By how much a model does not fit a deployment, and which single change would do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from splash.layout.capacity import RankMemory
+from splash.spec.storage import WEIGHT_STORAGES
+
+if TYPE_CHECKING:
+    from splash.sim.deployment import Settings
+
+GIB = 1 << 30
+MOST_RANKS = 512
+"""That are proposed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remedies:
+    """Single changes that each suffice; None where that one cannot."""
+
+    ranks: int | None
+    """The fewest that do."""
+    memory_fraction: float | None
+    """The smallest that does, in whole percent."""
+    weights: str | None
+    """The widest type that does."""
+
+    def __str__(self) -> str:
+        """For people: the options."""
+        options = [
+            "" if self.ranks is None else f"--ranks {self.ranks}",
+            "" if self.memory_fraction is None else f"--memory-fraction {self.memory_fraction:.2f}",
+            "" if self.weights is None else f"--dtype {self.weights}",
+        ]
+        return " or ".join(filter(None, options)) or "no single option"
+
+
+def remedies(
+    settings: Settings,
+    memory: Callable[[Settings], RankMemory],
+    lacking: Callable[[RankMemory], int],
+    *,
+    ranks: Iterable[int],
+) -> Remedies:
+    """What would make `lacking`, the bytes that are too few on a rank, vanish; `ranks`: those that can be had."""
+
+    def does(changed: Settings) -> bool:
+        return lacking(memory(changed)) <= 0
+
+    present = memory(settings)
+    sizes = {
+        name: memory(replace(settings, weights=name)).weights.own
+        for name in WEIGHT_STORAGES
+        if name != settings.weights
+    }
+    narrower = sorted(
+        (name for name, size in sizes.items() if size < present.weights.own), key=lambda n: -sizes[n]
+    )
+    return Remedies(
+        ranks=next(
+            (n for n in sorted(ranks) if n > settings.ranks and does(replace(settings, ranks=n))), None
+        ),
+        memory_fraction=next(
+            (
+                percent / 100
+                for percent in range(int(settings.memory_fraction * 100) + 1, 100)
+                if lacking(replace(present, fraction=percent / 100)) <= 0
+            ),
+            None,
+        ),
+        weights=next((name for name in narrower if does(replace(settings, weights=name))), None),
+    )
+
+
+def shortage(model: str, memory: RankMemory, lacking: int, *, every_shard: bool, would_do: Remedies) -> str:
+    """One line: how much a rank lacks, of what, and what would do."""
+    weights, shards = (
+        (memory.weights.full, "every head shard")
+        if every_shard
+        else (memory.weights.own, "its own head shard")
+    )
+    ranks = f"{memory.weights.ranks} rank" + ("s" if memory.weights.ranks > 1 else "")
+    beside = f" beside {memory.reserve / GIB:.1f} GiB in reserve" if memory.reserve else ""
+    return (
+        f"{model} does not fit on {ranks}: weights with {shards} take {weights / GIB:.1f} GiB{beside}"
+        f" of {memory.usable / GIB:.1f} GiB a rank ({memory.fraction:.0%} of {memory.device / GIB:.1f}),"
+        f" {lacking / GIB:.1f} GiB too much for any KV; what would do: {would_do}"
+    )
