@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from splash.layout.layouts import LAYOUTS, Projection
 from splash.sim.presets import usual_ranks
 from splash.spec.known import known_model, known_models
 from splash.spec.model import ModelSpec
-from splash.spec.storage import WEIGHT_STORAGES, kv_storage, rank_weight_bytes, token_bytes
+from splash.spec.storage import WEIGHT_STORAGES, index_gain, kv_storage, rank_weight_bytes, token_bytes
 from splash.spec.tensors import Part, held_shape, model_tensors, num_params
 from splash.tui.units import show_bytes
 
@@ -200,13 +200,7 @@ def _index_layers(spec: ModelSpec) -> list[int]:
 
 
 def _index_gain(checked: Checked) -> float:
-    """How many more tokens fit, by share, than if every layer that attends cached index keys; KV in FP8."""
-    spec, storage = checked.spec, kv_storage("fp8")
-    if spec.indexer is None:
-        return 0.0
-    attends = tuple(not spec.is_kda(layer) for layer in range(spec.num_layers))
-    everywhere = token_bytes(replace(spec, indexed=attends), storage, ranks=checked.ranks)
-    return everywhere / token_bytes(spec, storage, ranks=checked.ranks) - 1
+    return index_gain(checked.spec, kv_storage("fp8"), ranks=checked.ranks)
 
 
 def _kda_saving(checked: Checked) -> int:

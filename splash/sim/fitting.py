@@ -51,14 +51,12 @@ def remedies(
         return lacking(memory(changed)) <= 0
 
     present = memory(settings)
-    sizes = {
-        name: memory(replace(settings, weights=name)).weights.own
-        for name in WEIGHT_STORAGES
-        if name != settings.weights
-    }
-    narrower = sorted(
-        (name for name, size in sizes.items() if size < present.weights.own), key=lambda n: -sizes[n]
-    )
+    smaller = [
+        storage
+        for storage in WEIGHT_STORAGES.values()
+        if memory(replace(settings, weights=storage.name)).weights.own < present.weights.own
+    ]
+    narrower = [storage.name for storage in sorted(smaller, key=lambda storage: -storage.linear)]
     return Remedies(
         ranks=next(
             (n for n in sorted(ranks) if n > settings.ranks and does(replace(settings, ranks=n))), None

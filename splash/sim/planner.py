@@ -15,7 +15,7 @@ from splash.hw.cost import CostModel
 from splash.hw.profile import HardwareProfile
 from splash.layout.capacity import RankMemory
 from splash.layout.holders import Topology
-from splash.layout.layouts import LAYOUTS, TP, Layout, Projection
+from splash.layout.layouts import LAYOUTS, TP, Layout
 from splash.sched.batch import RowBytes
 from splash.sim.deployment import Settings, memory_of, precision_of
 from splash.sim.even import Even
@@ -122,6 +122,10 @@ class Plan:
     profile: HardwareProfile
     settings: Settings
 
+    def check(self) -> None:
+        """ConfigError if the settings make no sense for the model; nothing is said of whether it fits."""
+        _ = self.memory
+
     @cached_property
     def memory(self) -> RankMemory:
         """One rank's, term by term."""
@@ -174,6 +178,12 @@ class Plan:
                 size = self.topo.groups * field_bytes(self.spec, field, storage) / field.pool
                 counts[field.name] = counts.get(field.name, (0, 0.0))[0] + 1, size
         return tuple(CachedField(name, layers, size) for name, (layers, size) in counts.items())
+
+    @property
+    def whole_kda_bytes(self) -> int:
+        """Of recurrent layers' weights, if a rank held them whole."""
+        storage = weight_storage(self.settings.weights)
+        return rank_weight_bytes(self.spec, storage, ranks=1).parts.get(Part.KDA, 0)
 
     @cached_property
     def even(self) -> Even:
@@ -273,24 +283,6 @@ def counted_weights(spec: ModelSpec, storage: WeightStorage, *, ranks: int) -> W
         if part not in (Part.NORMS, Part.HYPER)
     }
     return WeightBytes(ranks, parts, 0, counts.shard * storage.linear)
-
-
-def index_gain(plan: Plan) -> float | None:
-    """How many more tokens fit since layers that reuse a selection cache no index keys, as a share; None if there are
-    no such layers."""
-    layers = plan.spec.attention_layers
-    if plan.spec.indexer is None or all(plan.spec.indexed[layer] for layer in layers):
-        return None
-    everywhere = replace(plan.spec, indexed=tuple(layer in layers for layer in range(plan.spec.num_layers)))
-    cached = Plan(plan.model, everywhere, plan.profile, plan.settings).cached
-    return (
-        sum(f.layers * f.token_bytes for f in cached) / sum(f.layers * f.token_bytes for f in plan.cached) - 1
-    )
-
-
-def replicated(layout: Layout) -> bool:
-    """Whether every head shard is resident under it."""
-    return layout.projection is Projection.FULL
 
 
 def _lacking(memory: RankMemory) -> int:

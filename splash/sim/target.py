@@ -37,6 +37,10 @@ from splash.sim.presets import RANKS
 PROMPT_TOKENS = 1024
 OUTPUT_TOKENS = 512
 MOST_RANKS = 64
+TRICKLE = 1e-3
+"""Of the rate asked for: less than that is nothing."""
+CLOSE = 1.02
+"""Rates that differ by less are the same."""
 
 
 class Limit(Enum):
@@ -94,6 +98,10 @@ class Service:
     prompt_share: float | None = None
     """Of all time."""
 
+    @property
+    def limit_said(self) -> str:
+        return "" if self.limit is None else self.limit.value
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -102,11 +110,11 @@ class Answer:
     traffic: Traffic
     tried: Mapping[int, tuple[Service, ...]]
     most: float | None
-    """If none does it, the highest rate that any number of those ranks carries; None: not even a trickle."""
+    """If none does it, the highest rate that any of them carries; None: not even a thousandth of what was asked."""
     most_ranks: int | None
-    """The fewest ranks that carry it."""
+    """That carry it; with so little, those that come nearest."""
     most_service: Service | None
-    """The layout that carries it, with its figures."""
+    """The layout, with its figures at that rate; None if none has any."""
 
     @property
     def ranks(self) -> int | None:
@@ -300,9 +308,11 @@ def _best(services: Iterable[Service]) -> Service | None:
 
 
 def _failure(traffic: Traffic, tried: Mapping[int, tuple[Service, ...]], plans: list[Plan]) -> Answer:
-    """How far the ranks get: the highest rate of any, to a percent, and the fewest ranks and the layout with it."""
+    """How far the ranks get: the highest rate of any, to two percent, and the ranks and the layout with it."""
     best: tuple[float, int, Service] | None = None
-    for plan in plans:
+    nearest: tuple[float, int, Service] | None = None
+    trickle = replace(traffic, rate=TRICKLE * traffic.rate)
+    for plan in reversed(plans):  # who carries most comes first: others have to beat it
         for layout in LAYOUTS.values():
             steps = _Steps(plan, layout, traffic.prompt_tokens, traffic.output_tokens)
 
@@ -312,16 +322,32 @@ def _failure(traffic: Traffic, tried: Mapping[int, tuple[Service, ...]], plans: 
             rate = _highest_rate(carried, above=best[0] if best else 0.0, below=traffic.rate)
             if rate is not None:
                 best = rate, plan.settings.ranks, _serve(steps, replace(traffic, rate=rate))
-    return Answer(traffic, tried, *(best or (None, None, None)))
+            service = _serve(steps, trickle)
+            miss = _miss(service, traffic)
+            if nearest is None or miss < nearest[0]:
+                nearest = miss, plan.settings.ranks, service
+    if best is not None:
+        return Answer(traffic, tried, *best)
+    if nearest is None or nearest[0] == inf:
+        return Answer(traffic, tried, None, None, None)
+    return Answer(traffic, tried, None, *nearest[1:])
+
+
+def _miss(service: Service, traffic: Traffic) -> float:
+    """By which factor it misses a target, the one that it misses more."""
+    if service.ttft_s is None or service.tpot_s is None:
+        return inf
+    pairs = (service.ttft_s, traffic.ttft_s), (service.tpot_s, traffic.tpot_s)
+    return max((figure / target for figure, target in pairs if target is not None), default=inf)
 
 
 def _highest_rate(carried: Callable[[float], bool], *, above: float, below: float) -> float | None:
-    """To a percent; None if it is not a percent above `above`, or less than a thousandth of `below`."""
-    low = max(1.01 * above, 1e-3 * below)
+    """To `CLOSE`; None if it is not that much above `above`, or less than `TRICKLE` of `below`."""
+    low = max(CLOSE * above, TRICKLE * below)
     if not carried(low):
         return None
     high = below
-    while high > 1.01 * low:
+    while high > CLOSE * low:
         middle = (low + high) / 2
         low, high = (middle, high) if carried(middle) else (low, middle)
     return low

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, prod
 
 from splash.core.errors import ConfigError
@@ -150,6 +150,15 @@ def token_bytes(spec: ModelSpec, storage: KVStorage, *, ranks: int) -> float:
     """Bytes that one token takes in one KV group, all layers; a pool's key is shared out over its tokens."""
     pool = 1 if spec.indexer is None else spec.indexer.pool
     return block_bytes(spec, storage, ranks=ranks, block_size=pool) / pool
+
+
+def index_gain(spec: ModelSpec, storage: KVStorage, *, ranks: int) -> float:
+    """How many more tokens fit, by share, than if every layer that attends cached index keys; 0 without an indexer."""
+    if spec.indexer is None:
+        return 0.0
+    attends = tuple(not spec.is_kda(layer) for layer in range(spec.num_layers))
+    everywhere = token_bytes(replace(spec, indexed=attends), storage, ranks=ranks)
+    return everywhere / token_bytes(spec, storage, ranks=ranks) - 1
 
 
 def field_bytes(spec: ModelSpec, field: KVField, storage: KVStorage) -> int:
