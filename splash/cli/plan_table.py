@@ -34,9 +34,11 @@ def show_plan(console: Console, plan: Plan) -> None:
     """Everything but what was asked about a rate."""
     settings = plan.settings
     console.print(
-        f"[bold]{plan.model}[/] on {settings.ranks} × {plan.profile.name} ({plan.profile.summary}):"
-        f" {settings.weights} weights, {settings.kv} KV, {settings.memory_fraction:.0%} of memory",
+        f"[bold]{plan.model}[/] on {settings.ranks} × {plan.profile.name} ({plan.profile.summary})",
         soft_wrap=True,
+    )
+    console.print(
+        f"{settings.weights} weights, {settings.kv} KV, {settings.memory_fraction:.0%} of memory", style="dim"
     )
     console.print(_memory_table(plan))
     if not plan.fits:
