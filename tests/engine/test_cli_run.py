@@ -16,7 +16,7 @@ import torch
 from splash import cli
 from splash.core.errors import RankFailure
 from splash.hal.inproc import InProcessBackend
-from tests.conftest import TinyMaker
+from tests.conftest import QuantisedMaker, TinyMaker
 from tests.engine.tokenizers_made import byte_level
 
 torch.set_num_threads(1)
@@ -169,12 +169,23 @@ def test_verify_is_refused_before_anything_runs(
             "request 1: --verify serves it in tp too: the request may cache",
         ),
         (("--prompt", "5", "--dtype", "bfloat16"), "in float32 only, not in bfloat16 (--dtype)"),
+        (("--prompt", "5", "--kv-dtype", "fp8"), "in float32 only, not in fp8 (--kv-dtype)"),
     ]:
         assert _run("run", "--model", model, *arguments, "--verify") == 2
         captured = capsys.readouterr()
         assert complaint in captured.err
         assert captured.err.count("\n") == 1
         assert not captured.out
+
+
+def test_quantised_weights_and_kv(capsys: pytest.CaptureFixture[str], quantised_tiny: QuantisedMaker) -> None:
+    """Red when ranks in processes of their own cannot load quantised weights or pack KV, or their user is not told."""
+    folder = quantised_tiny("deepseek_v3", "fp8").folder
+    given = ("--model", folder, "--prompt", "5 6 7", "--max-tokens", 8, "--ignore-eos", "--kv-dtype", "fp8")
+    assert _run("run", *given, "--switch", "3:dp", "--no-tui", "--json", "-") == 0
+    captured = capsys.readouterr()
+    assert len(json.loads(captured.out)["requests"][0]["token_ids"]) == 8
+    assert captured.err.startswith("quantised: fp8 in blocks of 128x128, dequantised to float32 when loaded")
 
 
 def test_a_failed_verification_loses_no_figures(
