@@ -24,7 +24,7 @@ from splash.core.config import SchedulerConfig
 from splash.core.events import Event
 from splash.core.params import SamplingParams
 from splash.core.request import Request
-from splash.engine.report import percentile
+from splash.engine.percentiles import percentile
 from splash.kv.geometry import PoolGeometry
 from splash.kv.sections import Field, page_format
 from splash.kv.slots import MemoryPlan, ShardFormat

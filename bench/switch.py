@@ -25,7 +25,8 @@ from bench.machine import idleness, provenance, warn_if_busy
 from splash.core.events import Event, RunFinished, StepDone, SwitchDone, TargetChanged
 from splash.core.params import SamplingParams
 from splash.engine.client import Engine, Stream
-from splash.engine.report import boundaries, spread, switch_cost
+from splash.engine.percentiles import spread
+from splash.engine.report import boundaries, switch_cost
 from splash.layout.layouts import LAYOUTS
 
 TARGET_SHARE = 0.0051

@@ -21,6 +21,17 @@ SCHEDULER = SchedulerConfig()
 AUTO = "auto"
 
 
+SPEED = 4.0
+"""Simulated seconds in a second of the live view."""
+COMPUTE_TYPES = ("float32", "bfloat16")
+STORED_TYPES = ("fp8_block", "int8")
+"""Of weights; beside the compute types, on simulated hardware."""
+SIMULATED_ONLY = frozenset({"speed", "memory_fraction", "request_tokens"})
+SERVED_ONLY = frozenset(
+    ("prompt", "verify", "temperature", "top_k", "top_p", "min_p", "ignore_eos", "kv_pages", "pool_mib")
+)
+
+
 class Switch(click.ParamType):
     """STEP:LAYOUT."""
 
@@ -41,8 +52,9 @@ class Switch(click.ParamType):
 class Options:
     """What was asked for, parsed; field names are those of the options."""
 
-    model: Path
+    model: str
     hw: str
+    require_device: bool
     ranks: int
     layout: str
     prompt: tuple[str, ...]
@@ -69,6 +81,11 @@ class Options:
     max_running: int
     max_model_len: int
     copy_share: float
+    speed: float | None
+    memory_fraction: float | None
+    request_tokens: int | None
+    given: frozenset[str]
+    """Names of the options that the command line has; the others are at their defaults."""
 
     def __post_init__(self) -> None:
         if self.prompt and self.workload:
@@ -78,6 +95,24 @@ class Options:
             raise click.UsageError(f"unknown layout '{self.layout}'; known: {known} (--layout)")
         if self.verify and self.temperature:
             raise click.UsageError("--verify compares greedy tokens; leave out --temperature")
+
+    def check_served(self) -> None:
+        """UsageError for what only a simulation understands."""
+        for name in sorted(self.given & SIMULATED_ONLY):
+            raise click.UsageError(
+                f"{flag(name)} is for simulated hardware; {self.hw} has a device here (--hw)"
+            )
+        if self.dtype not in (None, *COMPUTE_TYPES):
+            raise click.UsageError(
+                f"--dtype {self.dtype} is for simulated hardware; here: {', '.join(COMPUTE_TYPES)}"
+            )
+
+    def check_simulated(self) -> None:
+        """UsageError for what a simulation cannot do: it computes no token."""
+        for name in sorted(self.given & SERVED_ONLY):
+            raise click.UsageError(
+                f"{flag(name)} needs a device; {self.hw} is simulated here and computes no token (--hw)"
+            )
 
     def engine_config(self) -> EngineConfig:
         scheduler = SchedulerConfig(
@@ -115,12 +150,25 @@ class Options:
 OPTIONS = (
     click.option(
         "--model",
-        type=click.Path(path_type=Path),
-        default=DEMO,
-        help="Checkpoint folder.  [default: the demo model]",
+        metavar="DIR|NAME",
+        default=str(DEMO),
+        help="Checkpoint folder; on simulated hardware also a model by name.  [default: the demo model; simulated: the"
+        " hardware's usual one]",
     ),
-    click.option("--hw", metavar="NAME", default=ENGINE.backend, show_default=True, help="Name of a port."),
-    click.option("--ranks", type=click.IntRange(min=1), default=ENGINE.ranks, show_default=True),
+    click.option(
+        "--hw",
+        metavar="NAME|FILE",
+        default=ENGINE.backend,
+        show_default=True,
+        help="Name of a port; where it has no device here, a hardware profile, which is simulated.",
+    ),
+    click.option("--require-device", is_flag=True, help="Refuse to simulate."),
+    click.option(
+        "--ranks",
+        type=click.IntRange(min=1),
+        default=ENGINE.ranks,
+        show_default=f"{ENGINE.ranks}; simulated: 8, or fewer",
+    ),
     click.option(
         "--layout",
         metavar="NAME",
@@ -133,7 +181,7 @@ OPTIONS = (
         "--workload",
         metavar="NAME|FILE",
         help="default, burst, long, steady, or a file with a JSON object a line: prompt or token_ids, and optionally"
-        " max_tokens, arrival_s, arrival_step and sampling parameters.",
+        " max_tokens, arrival_s, arrival_step and sampling parameters. Simulated: what `splash sim` takes.",
     ),
     click.option(
         "--max-tokens",
@@ -163,8 +211,8 @@ OPTIONS = (
     ),
     click.option(
         "--dtype",
-        type=click.Choice(["float32", "bfloat16"]),
-        help="Compute type.  [default: the port's]",
+        type=click.Choice([*COMPUTE_TYPES, *STORED_TYPES]),
+        help="Compute type; simulated: how weights are stored.  [default: the port's; simulated: the model's]",
     ),
     click.option(
         "--kv-dtype",
@@ -231,7 +279,28 @@ OPTIONS = (
         show_default=True,
         help="Share of a step's time that background copies may take.",
     ),
+    click.option(
+        "--speed",
+        type=click.FloatRange(min=0),
+        help="Simulated seconds in a second; 0: as fast as it can.  [default:"
+        f" {SPEED:g} in the live view, else 0]",
+    ),
+    click.option(
+        "--memory-fraction",
+        type=click.FloatRange(min=0, max=1, min_open=True),
+        help="Simulated: share of a device's memory for weights and KV.  [default: the model's]",
+    ),
+    click.option(
+        "--request-tokens",
+        type=click.IntRange(min=1),
+        help="Simulated: tokens of a typical request, over which a recurrent state is shared out.",
+    ),
 )
+
+
+def flag(name: str) -> str:
+    """The option of a field."""
+    return f"--{name.replace('_', '-')}"
 
 
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -239,3 +308,12 @@ def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(OPTIONS):
         command = option(command)
     return command
+
+
+def given_options(ctx: click.Context) -> frozenset[str]:
+    """The names of those that were not left at their defaults."""
+    return frozenset(
+        name
+        for name in ctx.params
+        if ctx.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+    )

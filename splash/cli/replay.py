@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import click
@@ -22,6 +21,7 @@ def command(file: Path, speed: float, no_tui: bool) -> None:
     """Play a trace, as `splash run --trace FILE` writes it, in the live view."""
     from rich.console import Console
 
+    from splash.cli.pace import Pace
     from splash.cli.summary import show_report
     from splash.core.events import EVENT_TYPES
     from splash.engine.report import RunReport
@@ -34,22 +34,10 @@ def command(file: Path, speed: float, no_tui: bool) -> None:
     console = Console()
     report = RunReport()
     pace = Pace(speed)
-    with open_view(console, plain=no_tui) as view:
+    with open_view(console, plain=no_tui, speed=speed or 1.0) as view:
         for record in records:
             if isinstance(record, events):
                 pace.wait(record.t)
                 view.sink(record)
                 report.event(record)
     show_report(console, report)
-
-
-class Pace:
-    """Waits until an event is due: its time in the trace, divided by the speed."""
-
-    def __init__(self, speed: float) -> None:
-        self._speed = speed
-        self._start_s = time.monotonic()
-
-    def wait(self, t: float) -> None:
-        if self._speed:
-            time.sleep(max(0.0, self._start_s + t / self._speed - time.monotonic()))

@@ -13,7 +13,7 @@ import click
 
 import splash
 from splash.cli.loading import LoadingBar
-from splash.cli.options import Options, with_options
+from splash.cli.options import Options, given_options, with_options
 from splash.cli.output import JsonTarget
 from splash.core.errors import RequestError, SplashError
 from splash.core.params import SamplingParams
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from splash.engine.workload import Item, Job
 
 MAX_SHOWN = 10
-"""Refusals, ties and differences that are listed; the JSON has all."""
+"""Ties and differences that are listed; the JSON has all."""
 
 
 def _jobs(options: Options, deployment: Deployment) -> list[Job]:
@@ -173,15 +173,30 @@ def _verify(
 
 @click.command("run")
 @with_options
-def command(**options: Any) -> int:
+@click.pass_context
+def command(ctx: click.Context, /, **options: Any) -> int:
     """Serve a checkpoint on ranks, and switch its layout while requests run.
 
-    Without arguments: the demo model on two CPU ranks, under a load that makes the policy change the layout.
+    Without arguments: the demo model on two CPU ranks, under a load that makes the policy change the layout. With --hw
+    and hardware that is not here: a simulation of it, in the same view.
     """
-    return run(Options(**options))
+    return run(Options(**options, given=given_options(ctx)))
 
 
 def run(options: Options) -> int:
+    """Serves what has a device here, simulates what has not; the exit code."""
+    from splash.cli.hardware import Elsewhere, named_hardware
+
+    hardware = named_hardware(options.hw) if "hw" in options.given else None
+    if isinstance(hardware, Elsewhere):
+        from splash.cli.simulated import simulate
+
+        return simulate(options, hardware)
+    options.check_served()
+    return serve(options)
+
+
+def serve(options: Options) -> int:
     """Serves, shows and reports; the exit code."""
     from rich.console import Console
 
@@ -190,7 +205,7 @@ def run(options: Options) -> int:
     from splash.tui.live import open_view
 
     console = Console(stderr=options.json_file == "-")
-    deployment = open_deployment(options.model, options.engine_config())
+    deployment = open_deployment(Path(options.model), options.engine_config())
     _show_notes(deployment)
     jobs = _jobs(options, deployment)
     report = RunReport()
@@ -226,9 +241,7 @@ def _open_trace(file: Path | None, options: Options, files: ExitStack) -> TraceW
 
     if file is None:
         return None
-    writer = TraceWriter(
-        file, Header(splash.__version__, str(options.model), asdict(options.engine_config()))
-    )
+    writer = TraceWriter(file, Header(splash.__version__, options.model, asdict(options.engine_config())))
     files.callback(writer.close)
     return writer
 
@@ -257,22 +270,14 @@ def _show(
     """The texts of the prompts that were given, the tables, what was refused and what came to nothing."""
     from rich.text import Text
 
-    from splash.cli.summary import show_report
+    from splash.cli.summary import show_refused, show_report, show_unreached
 
     for prompt, done in zip(options.prompt, outcome.completions, strict=False):
         answer = done.text if has_text else f" → {' '.join(map(str, done.token_ids))}"
         console.print(Text(prompt, style="bold").append(answer, style="not bold"), end="\n\n")
     show_report(console, report)
-    for done in outcome.refused[:MAX_SHOWN]:
-        console.print(
-            Text(f"request {done.request} was refused: {done.error}", style="bold red"), soft_wrap=True
-        )
-    if len(outcome.refused) > MAX_SHOWN:
-        console.print(f"and {len(outcome.refused) - MAX_SHOWN} more", style="bold red")
-    last = report.steps[-1].step if report.steps else 0
-    for step, layout in options.switch:
-        if step > last:
-            console.print(f"--switch {step}:{layout} came to nothing: the last step was {last}")
+    show_refused(console, [(done.request, str(done.error)) for done in outcome.refused])
+    show_unreached(console, report, options.switch)
 
 
 def _show_verdict(console: Console, verifier: Verifier) -> int:

@@ -111,7 +111,7 @@ def command(
     aim = Aim(objective, Targets(ttft, tpot))  # type: ignore[arg-type]
     requests = load(workload, seed=seed, rate=rate)
     deployed = DeployOptions(**deployment).deploy()
-    title, note = f"{deployed.model}, {deployed.hardware}", _described(requests)
+    title, note = f"{deployed.model}, {deployed.hardware}", described(requests)
     console = Console(stderr=json_file == "-", highlight=False)
     console.print(f"[bold]{title}, simulated[/bold]: {note}", soft_wrap=True)
     with JsonTarget(json_file) if json_file else contextlib.nullcontext() as target:
@@ -120,7 +120,7 @@ def command(
             target.write(
                 {
                     "deployment": deployed.to_json(),
-                    "workload": _workload_json(requests),
+                    "workload": workload_json(requests),
                     **results_json(runs),
                 }
             )
@@ -129,7 +129,8 @@ def command(
         write_report(report, runs, title=f"{title}, simulated", note=note)
 
 
-def _described(workload: Workload) -> str:
+def described(workload: Workload) -> str:
+    """Its size, and how it was made or read."""
     how = f", {workload.note}" if workload.note else ""
     return (
         f"{workload.name}, {len(workload.arrivals)} requests, {workload.prompt_tokens} prompt and"
@@ -137,7 +138,7 @@ def _described(workload: Workload) -> str:
     )
 
 
-def _workload_json(workload: Workload) -> dict[str, Any]:
+def workload_json(workload: Workload) -> dict[str, Any]:
     return {
         "name": workload.name,
         "note": workload.note,
@@ -163,9 +164,12 @@ def _runs(
     needed = [*modes, *(name for name in LAYOUTS if ORACLE in modes and name not in modes)]
     found: dict[str, RunResult] = {}
     for mode in needed:
-        with _progress(console, mode, len(workload.arrivals)) as bar, _tracing(trace, deployment) as tracing:
+        with (
+            _progress(console, mode, len(workload.arrivals)) as bar,
+            tracing(trace, deployment) as trace_sinks,
+        ):
             found[mode] = simulate(
-                deployment, workload, mode, aim=aim, sinks=[bar, *tracing], stopwatch=time.perf_counter
+                deployment, workload, mode, aim=aim, sinks=[bar, *trace_sinks], stopwatch=time.perf_counter
             )
     if ORACLE in modes:
         found[ORACLE] = better(found[ORACLE], [found[name] for name in LAYOUTS])
@@ -191,7 +195,7 @@ def _progress(console: Console, mode: str, total: int) -> Iterator[EventSink]:
 
 
 @contextmanager
-def _tracing(file: Path | None, deployment: SimDeployment) -> Iterator[list[EventSink]]:
+def tracing(file: Path | None, deployment: SimDeployment) -> Iterator[list[EventSink]]:
     """The sink that writes a trace, if one is wanted."""
     if file is None:
         yield []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich import box
@@ -13,14 +13,14 @@ from rich.text import Text
 from splash.engine.report import RunReport
 from splash.tui.units import show_bytes, show_seconds
 
-MAX_REQUESTS = 12
-"""Requests that the table lists; the JSON has all."""
+MAX_REFUSED = 10
+"""Refusals that are listed; the JSON has all."""
 
 
 def show_report(console: Console, report: RunReport) -> None:
     """Throughput and latencies, every switch, and what a flip cost."""
     data = report.to_json()
-    console.print(_summary_table(data["summary"]))
+    console.print(_summary_table(data["summary"], data["prediction"]))
     if data["switches"] or data["refused"]:
         console.print(_switch_table(data["switches"], data["refused"]))
     cost = data["switch_cost"]
@@ -28,7 +28,23 @@ def show_report(console: Console, report: RunReport) -> None:
         console.print(_cost_lines(cost), highlight=False)
 
 
-def _summary_table(summary: dict[str, Any]) -> Table:
+def show_refused(console: Console, refused: Sequence[tuple[int, str]]) -> None:
+    """(request, why) of those that could not be served when they came."""
+    for request, why in refused[:MAX_REFUSED]:
+        console.print(Text(f"request {request} was refused: {why}", style="bold red"), soft_wrap=True)
+    if len(refused) > MAX_REFUSED:
+        console.print(f"and {len(refused) - MAX_REFUSED} more", style="bold red")
+
+
+def show_unreached(console: Console, report: RunReport, switches: Sequence[tuple[int, str]]) -> None:
+    """Each `--switch` whose step never came."""
+    last = report.steps[-1].step if report.steps else 0
+    for step, layout in switches:
+        if step > last:
+            console.print(f"--switch {step}:{layout} came to nothing: the last step was {last}")
+
+
+def _summary_table(summary: dict[str, Any], prediction: dict[str, Any]) -> Table:
     table = Table(title="Run", title_justify="left", show_header=False, box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column(style="bold")
     table.add_column()
@@ -45,9 +61,20 @@ def _summary_table(summary: dict[str, Any]) -> Table:
     ]
     if summary["preemptions"]:
         rows.append(("preemptions", str(summary["preemptions"])))
+    if prediction["compared"]:
+        rows.append(("predicted", _prediction(prediction)))
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _prediction(prediction: dict[str, Any]) -> str:
+    """How well the policy's model knows the decode step."""
+    ratio = prediction["observed_over_predicted"]
+    return (
+        f"decode steps took {ratio['p50']:.3f} of it (p5 {ratio['p5']:.3f}, p95 {ratio['p95']:.3f}),"
+        f" {prediction['asked']} questions"
+    )
 
 
 def _percentiles(values: dict[str, float | None]) -> str:

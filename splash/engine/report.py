@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 from splash.core.events import (
     Event,
     FirstToken,
+    PolicyAsked,
     RequestArrived,
     RequestFinished,
     RequestPreempted,
@@ -25,26 +25,12 @@ from splash.core.events import (
     TargetRefused,
 )
 from splash.core.request import FinishReason
+from splash.engine.decisions import Decisions
+from splash.engine.percentiles import percentile, spread
 
 NUM_PEERS = 41
 """Neighbours, of the same layout and load, that a step is compared with."""
 MIN_PEERS = 5
-
-
-def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Linear interpolation between the sorted values; None without any."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
-def spread(values: Sequence[float], percents: Iterable[int] = (50, 95)) -> dict[str, float | None]:
-    """Percentiles by name: {"p50": ..., "p95": ...}."""
-    return {f"p{p}": percentile(values, p) for p in percents}
 
 
 @dataclass(slots=True)
@@ -156,6 +142,7 @@ class RunReport:
         self.switches: list[SwitchDone] = []
         self.refusals: list[TargetRefused] = []
         self.targets: list[TargetChanged] = []
+        self.decisions = Decisions()
 
     def event(self, event: Event) -> None:
         match event:
@@ -169,6 +156,8 @@ class RunReport:
                 self.switches.append(event)
             case TargetChanged():
                 self.targets.append(event)
+            case PolicyAsked():
+                self.decisions.event(event)
             case TargetRefused():
                 self.refusals.append(event)
             case RequestArrived():
@@ -209,6 +198,8 @@ class RunReport:
             "switches": [_switch_json(s) for s in self.switches],
             "refused": [{"step": r.step, "target": r.target, "reason": r.reason} for r in self.refusals],
             "switch_cost": switch_cost(self.steps),
+            "decisions": self.decisions.to_json(),
+            "prediction": self.decisions.prediction(),
             "summary": self.summary(),
         }
 

@@ -218,6 +218,11 @@ class Scheduler:
         return self.transitions.target.name
 
     @property
+    def next_step(self) -> int:
+        """The index of the step that is planned next."""
+        return self._index + 1
+
+    @property
     def switching(self) -> bool:
         """A target is asked for, or a transition is open."""
         return self._wanted is not None or self.transitions.open

@@ -119,13 +119,13 @@ class SimDeployment:
             copy_bytes_per_s=self.config.copy_share * self.config.copy_bytes_per_s,
         )
 
-    def started(self, target: str, policy: str) -> RunStarted:
+    def started(self, target: str, policy: str, note: str = "simulated") -> RunStarted:
         geometry = self.memory.geometry
         return RunStarted(
             t=0.0,
             model=self.model,
             hardware=self.hardware,
-            note="simulated",
+            note=note,
             ranks=self.topo.ranks,
             target=target,
             policy=policy,

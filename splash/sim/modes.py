@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from splash.core.errors import ConfigError
 from splash.core.events import EventSink
 from splash.layout.layouts import LAYOUTS, TP
-from splash.sched.policy import Decision, Load
+from splash.sched.policy import Decision, Load, Policy
 from splash.sched.predictive import CAUTIOUS, RECKLESS, Objective, PredictivePolicy
 from splash.sched.predictive import Targets as PolicyTargets
 from splash.sim.deployment import SimDeployment
@@ -89,14 +89,15 @@ def simulate(
 ) -> RunResult:
     """Serve `workload` in one of `MODES`; the oracle here is only its first half, see `better`."""
     recorder = Recorder()
-    simulation, restarting = _simulation(deployment, workload, mode, aim, (recorder, *sinks))
+    policy = policy_for(deployment, mode, aim)
+    running = simulation(deployment, workload, mode, policy, sinks=(recorder, *sinks))
     begin_s = stopwatch()
-    while simulation.step():
-        if restarting is not None and restarting.wish is not None:
-            _restart(simulation, restarting)
-    simulation.scheduler.drain_events()
-    if len(simulation.refused) == len(workload.arrivals):
-        raise simulation.refused[0][1]
+    while running.step():
+        if isinstance(policy, Restarting) and policy.wish is not None:
+            _restart(running, policy)
+    running.scheduler.drain_events()
+    if len(running.refused) == len(workload.arrivals):
+        raise running.refused[0][1]
     return recorder.result(mode, targets=aim.targets, wall_s=stopwatch() - begin_s)
 
 
@@ -106,28 +107,43 @@ def better(free: RunResult, fixed: Sequence[RunResult]) -> RunResult:
     return replace(best, layout=ORACLE)
 
 
-def _simulation(
-    deployment: SimDeployment, workload: Workload, mode: str, aim: Aim, sinks: Iterable[EventSink]
-) -> tuple[Simulation, Restarting | None]:
-    free = mode == ORACLE
-    config = deployment.config
-    if free:
-        config = replace(
-            config, copy_share=1.0, copy_bandwidth=float(UNLIMITED), copy_bytes_per_step=UNLIMITED
-        )
+def policy_for(
+    deployment: SimDeployment, mode: str, aim: Aim = ANY_SPEED
+) -> PredictivePolicy | Restarting | None:
+    """What decides in a mode; None where nothing does."""
+    if mode in LAYOUTS:
+        return None
     predictive = PredictivePolicy(
         deployment.cost,
         deployment.limits(),
-        caution=RECKLESS if free else CAUTIOUS,
+        caution=RECKLESS if mode == ORACLE else CAUTIOUS,
         objective=aim.objective,
         targets=PolicyTargets(aim.targets.ttft_s, aim.targets.tpot_s),
-        free=free,
+        free=mode == ORACLE,
         fixed_cost_s=RESTART_S if mode == RESTART else 0.0,
     )
-    restarting = Restarting(predictive) if mode == RESTART else None
-    policy = None if mode in LAYOUTS else restarting or predictive
+    return Restarting(predictive) if mode == RESTART else predictive
+
+
+def simulation(
+    deployment: SimDeployment,
+    workload: Workload,
+    mode: str,
+    policy: Policy | None,
+    *,
+    sinks: Iterable[EventSink],
+    note: str = "simulated",
+    switches: Sequence[tuple[int, str]] = (),
+) -> Simulation:
+    """A run that is ready to step, in the mode's layout or from tp on. `note` is what a viewer is told of it;
+    `switches` are those of `Simulation`."""
+    config = deployment.config
+    if mode == ORACLE:
+        config = replace(
+            config, copy_share=1.0, copy_bandwidth=float(UNLIMITED), copy_bytes_per_step=UNLIMITED
+        )
     target = mode if mode in LAYOUTS else TP.name
-    simulation = Simulation(
+    return Simulation(
         scheduler=lambda clock, emit: deployment.scheduler(
             clock, emit, target=target, policy=policy, config=config
         ),
@@ -135,13 +151,13 @@ def _simulation(
             deployment.cost,
             clock,
             token_bytes=deployment.memory.pages.token_bytes,
-            free_copies=free,
+            free_copies=mode == ORACLE,
         ),
         workload=workload,
         sinks=sinks,
-        started=deployment.started(target, "fixed" if policy is None else policy.name),
+        started=deployment.started(target, "fixed" if policy is None else policy.name, note),
+        switches=switches,
     )
-    return simulation, restarting
 
 
 def _restart(simulation: Simulation, policy: Restarting) -> None:

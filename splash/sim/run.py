@@ -7,8 +7,8 @@ sure that the next steps only repeat the last one, they are made at once.
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
 
 from splash.core.errors import CapacityError, RequestError
 from splash.core.events import Event, EventSink, RunStarted
@@ -65,16 +65,19 @@ class Simulation:
         workload: Workload,
         sinks: Iterable[EventSink],
         started: RunStarted,
+        switches: Sequence[tuple[int, str]] = (),
         jumps: bool = True,
         on_plan: Callable[[StepPlan], None] | None = None,
     ) -> None:
-        """`scheduler` and `executor` are made on the run's clock. `jumps` False takes every step by itself (a test).
+        """`scheduler` and `executor` are made on the run's clock. `switches`: (step, layout) at which that layout
+        becomes the target, and stays it. `jumps` False takes every step by itself (a test).
         `on_plan` sees the plan of each step that is taken by itself."""
         self._clock = VirtualClock()
         self._sinks = tuple(sinks)
         self._scheduler = scheduler(self._clock, self._emit)
         self._executor = executor(self._clock)
         self._arrivals = Arrivals(workload)
+        self._switches = deque(sorted(switches, key=lambda switch: switch[0]))
         self._jumps = jumps
         self._on_plan = on_plan
         self.refused: list[tuple[int, RequestError]] = []
@@ -84,6 +87,7 @@ class Simulation:
     def step(self) -> bool:
         """One step, or several alike; False when nothing is left to do."""
         self._take_arrivals()
+        self._take_switches()
         if self._jumps and self._jump():
             return True
         if self._single():
@@ -102,6 +106,11 @@ class Simulation:
     def scheduler(self) -> Scheduler:
         return self._scheduler
 
+    @property
+    def now_s(self) -> float:
+        """The virtual clock."""
+        return self._clock.now()
+
     # ---- parts
 
     def _take_arrivals(self) -> None:
@@ -113,6 +122,11 @@ class Simulation:
             except RequestError as error:
                 self.refused.append((index, error))
                 self._arrivals.ended(index, self._clock.now_ns)
+
+    def _take_switches(self) -> None:
+        while self._switches and self._switches[0][0] <= self._scheduler.next_step:
+            step, layout = self._switches.popleft()
+            self._scheduler.set_target(layout, f"--switch {step}:{layout}")
 
     def _single(self) -> bool:
         plan = self._scheduler.schedule()
@@ -131,8 +145,10 @@ class Simulation:
         return True
 
     def _jump(self) -> bool:
-        """Steps that end before the next arrival, all but the last of them."""
+        """Steps that end before the next arrival, all but the last of them, and before the next switch."""
         num_steps = min(self._scheduler.steady_steps(), MAX_JUMP)
+        if self._switches:
+            num_steps = min(num_steps, self._switches[0][0] - self._scheduler.next_step)
         if num_steps < 2:
             return False
         start_ns = self._clock.now_ns

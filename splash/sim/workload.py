@@ -87,6 +87,12 @@ class Workload:
         span_ns = self.arrivals[-1].time_ns - self.arrivals[0].time_ns
         return (len(self.arrivals) - 1) * NANOSECONDS / span_ns if span_ns else math.inf
 
+    def capped(self, output_tokens: int) -> Workload:
+        """The same requests, none of which asks for more than that many output tokens."""
+        arrivals = (replace(x, output_tokens=min(x.output_tokens, output_tokens)) for x in self.arrivals)
+        note = f"{self.note}; at most {output_tokens} output tokens each"
+        return replace(self, arrivals=tuple(arrivals), note=note.removeprefix("; "))
+
     def at_rate(self, rate: float) -> Workload:
         """The same requests, their times stretched or pressed so that `rate` of them come in a second.
 

@@ -23,14 +23,20 @@ SWITCH_INTERVAL_S = 0.0005
 """The interpreter's while a view draws: a step waits at most that long for a frame (a frame takes some 5 ms)."""
 
 
-def open_view(console: Console, *, plain: bool) -> LiveView | PlainLines:
+def open_view(console: Console, *, plain: bool, speed: float = 1.0) -> LiveView | PlainLines:
     """A context manager whose `sink` takes the events of a run.
 
-    Live on a terminal; plain lines if asked for, or where there is no terminal that can move its cursor.
+    Live on a terminal; plain lines if asked for, or where there is no terminal that can move its cursor. `speed`:
+    seconds of the run in one of the viewer's.
     """
-    if plain or not console.is_terminal or console.is_dumb_terminal:
-        return PlainLines(console)
-    return LiveView(console)
+    if is_live(console, plain=plain):
+        return LiveView(console, speed=speed)
+    return PlainLines(console, interval_s=speed)
+
+
+def is_live(console: Console, *, plain: bool) -> bool:
+    """Whether `open_view` would draw frames."""
+    return not plain and console.is_terminal and not console.is_dumb_terminal
 
 
 class LiveView:
@@ -40,10 +46,10 @@ class LiveView:
     the process would write over the frame through its other standard stream is kept until the view closes.
     """
 
-    def __init__(self, console: Console, *, refresh_per_s: float = 6.0) -> None:
+    def __init__(self, console: Console, *, refresh_per_s: float = 6.0, speed: float = 1.0) -> None:
         self._console = console
         self._pause_s = 1.0 / min(refresh_per_s, MAX_REFRESH_PER_S)
-        self._state = ViewState()
+        self._state = ViewState(speed=speed)
         self._lock = Lock()
         self._stop = Flag()
         self._thread = Thread(target=self._draw_until_stopped, name="splash-view", daemon=True)

@@ -14,9 +14,6 @@ from splash.core.events import (
     TargetRefused,
 )
 
-LINGER_S = 2.0
-"""How long a finished move stays on view when no switch is open, so that short ones can be seen."""
-
 
 @dataclass(slots=True)
 class Move:
@@ -102,6 +99,8 @@ class Switch:
 class Transitions:
     """Folds the events of switches, stagings and copies."""
 
+    linger_s: float = 0.0
+    """How long a finished move stays on view when no switch is open."""
     switch: Switch | None = None
     last: SwitchDone | None = None
     refused: TargetRefused | None = None
@@ -192,7 +191,7 @@ class Transitions:
     def settle(self, t: float) -> None:
         """Takes finished moves off the view once they were seen."""
         if self.switch is None and (self.moves or self.weights is not None):
-            self._drop_closed(before=t - LINGER_S)
+            self._drop_closed(before=t - self.linger_s)
 
     def _weights_open(self) -> WeightMove:
         return WeightMove() if self.weights is None or self.weights.is_done else self.weights

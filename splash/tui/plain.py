@@ -25,7 +25,7 @@ class PlainLines:
     def __init__(self, console: Console, *, interval_s: float = 1.0) -> None:
         self._console = console
         self._interval_s = interval_s
-        self._state = ViewState(log_size=LOG_SIZE, log_window_s=interval_s)
+        self._state = ViewState(log_size=LOG_SIZE, speed=interval_s)
         self._next_status_t = interval_s
         self._num_written = 0
         self._is_broken = False

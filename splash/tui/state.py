@@ -11,6 +11,7 @@ from splash.core.events import (
     CopyProgress,
     Event,
     FirstToken,
+    PolicyAsked,
     PoolSampled,
     RequestAdmitted,
     RequestArrived,
@@ -36,6 +37,13 @@ from splash.tui.units import clean
 
 MAX_RANKS = 4096
 """A rank number beyond is a broken event, not a reason to allocate."""
+
+LOG_WINDOW_S = 1.0
+"""Like events of such a time are one line of the log."""
+LINGER_S = 2.0
+"""How long a finished move stays on view when no switch is open, so that short ones can be seen."""
+RATE_SPAN_S = 2.0
+"""Of the tokens per second."""
 
 
 @dataclass(slots=True)
@@ -96,6 +104,10 @@ class Snapshot:
     switch: Switch | None
     last_switch: SwitchDone | None
     refused: TargetRefused | None
+    asked: PolicyAsked | None
+    """The latest question to a policy that predicts."""
+    decided: PolicyAsked | None
+    """The latest one that it answered with another target."""
     kv_bytes: int
     weight_bytes: int
     tokens_per_s: float
@@ -118,11 +130,13 @@ class ViewState:
     It reads no clock: the time is that of the latest event.
     """
 
-    def __init__(self, *, log_size: int = 50, log_window_s: float = 1.0) -> None:
+    def __init__(self, *, log_size: int = 50, speed: float = 1.0) -> None:
+        """`speed`: seconds of the run in one of the viewer's; what is merged, averaged or kept on view for a while is
+        so for as long as a viewer needs."""
         self.t = 0.0
         self.version = 0
         """Grows with each event, so that a view knows whether there is anything new."""
-        self.log = EventLog(size=log_size, window_s=log_window_s)
+        self.log = EventLog(size=log_size, window_s=LOG_WINDOW_S * speed)
         self._run: RunStarted | None = None
         self._finished: RunFinished | None = None
         self._target = ""
@@ -136,9 +150,11 @@ class ViewState:
         self._staging = 0
         self._last_step: StepDone | None = None
         self._totals = Totals()
-        self._transitions = Transitions()
+        self._asked: PolicyAsked | None = None
+        self._decided: PolicyAsked | None = None
+        self._transitions = Transitions(linger_s=LINGER_S * speed)
         self._band = Band()
-        self._rate = SlidingRate()
+        self._rate = SlidingRate(span_s=RATE_SPAN_S * speed)
         self._ttft, self._tpot = Recent(), Recent()
         self._forward, self._boundary = Recent(num_values=64), Recent(num_values=64)
         self._folds: dict[type, Callable[[Any], None]] = {
@@ -150,6 +166,7 @@ class ViewState:
             RequestFinished: self._request_finished,
             StepDone: self._step_done,
             TargetChanged: self._target_changed,
+            PolicyAsked: self._policy_asked,
             TargetRefused: self._target_refused,
             StageStarted: self._stage_started,
             StageCancelled: self._stage_cancelled,
@@ -194,6 +211,8 @@ class ViewState:
             switch=moving.switch,
             last_switch=moving.last,
             refused=moving.refused,
+            asked=self._asked,
+            decided=self._decided,
             kv_bytes=moving.kv_bytes,
             weight_bytes=moving.weight_bytes,
             tokens_per_s=self._rate.at(self.t),
@@ -288,6 +307,12 @@ class ViewState:
         self._target = event.new
         self._transitions.change_target(event)
         self.log.note(event)
+
+    def _policy_asked(self, event: PolicyAsked) -> None:
+        """The latest question, and the latest whose answer was a change."""
+        self._asked = event
+        if event.chosen != event.target:
+            self._decided = event
 
     def _target_refused(self, event: TargetRefused) -> None:
         self._transitions.refused = event

@@ -11,7 +11,8 @@ from splash.core.events import (
     SwitchDone,
     TargetRefused,
 )
-from splash.engine.report import RunReport, boundaries, percentile, switch_cost
+from splash.engine.percentiles import percentile
+from splash.engine.report import RunReport, boundaries, switch_cost
 
 
 def _step(

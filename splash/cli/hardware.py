@@ -1,0 +1,72 @@
+"""What `splash run --hw` names: a port with a device here, or hardware to be simulated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from splash.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from splash.hal.registry import PortStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """A port has a device on this machine."""
+
+    port: str
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """No port has a device of that name on this machine."""
+
+    name: str
+    profile: str
+    """The hardware profile to simulate: a name or a path."""
+    problem: str
+    """Of the port, if there is one; empty where there is none."""
+
+    @property
+    def absence(self) -> str:
+        """`no NAME device here`, with the port's problem."""
+        return f"no {self.name} device here" + (f" ({self.problem})" if self.problem else "")
+
+
+def named_hardware(name: str) -> Here | Elsewhere:
+    """A port by name or alias if its probe finds a device, else a hardware profile, the user's own among them.
+
+    ConfigError, with the ports, the profiles and the closest name, where it is neither.
+    """
+    from splash.core.env import config_dir
+    from splash.hal.registry import ports
+    from splash.hw.load import known_profiles, profile_aliases
+
+    if name.endswith(".toml") or "/" in name:
+        return Elsewhere(name.rpartition("/")[2].removesuffix(".toml"), name, "")
+    status = ports()
+    port = next((port for port in status if _plain(name) in map(_plain, (port.name, *port.aliases))), None)
+    if port is not None and port.devices:
+        return Here(port.name)
+    profiles = {*known_profiles(user_folder=config_dir()), *profile_aliases(user_folder=config_dir())}
+    names = (name, name.casefold(), *((port.name, *port.aliases) if port else ()))
+    profile = next((candidate for candidate in names if candidate in profiles), None)
+    if profile is None:
+        raise ConfigError(_unknown(name, port, status, sorted(profiles)))
+    return Elsewhere(name, profile, port.problem if port else "")
+
+
+def _unknown(name: str, port: PortStatus | None, status: list[PortStatus], profiles: list[str]) -> str:
+    ports = [name for port in status for name in (port.name, *port.aliases)]
+    listed = f"ports: {', '.join(ports)}; hardware profiles to simulate: {', '.join(profiles)}, or a TOML file (--hw)"
+    if port is not None:
+        return f"no {name} device here ({port.problem}), and no hardware profile of that name; {listed}"
+    close = get_close_matches(name.casefold(), {*ports, *profiles}, n=1)
+    hint = f" (did you mean '{close[0]}'?)" if close else ""
+    return f"unknown hardware '{name}'{hint}; {listed}"
+
+
+def _plain(name: str) -> str:
+    return name.casefold().replace("-", "_")
