@@ -1,4 +1,4 @@
-"""Recurrent states in pages: what it costs to want them in neighbouring pages (ADR 0006). Seeded, no model, seconds.
+"""Recurrent states in pages: what it costs to want them in neighbouring pages (ADR 0009). Seeded, no model, seconds.
 
     python -m bench.fragmentation [--json FILE]
 

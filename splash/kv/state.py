@@ -2,7 +2,7 @@
 
 KDA layers are sharded by head in all layouts, so a rank has its heads' state of every request, and none of it moves in
 a switch. A state is rows, as a KV page is tokens: row r of a request lies in one of its pages at an offset, a kernel
-looks the page up, and pages need not be neighbours (ADR 0006).
+looks the page up, and pages need not be neighbours (ADR 0009).
 """
 
 from __future__ import annotations
