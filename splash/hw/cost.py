@@ -6,7 +6,7 @@ a step takes as long as its slowest rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -134,8 +134,10 @@ class CostModel:
                 seconds = seconds + self._attention.decode_s(*read.by_rank(placement), whole=whole)
         return seconds
 
-    def _prompts(self, prompts: Iterable[PromptRows], rows: _Rows, traffic: _Traffic) -> Figure:
+    def _prompts(self, prompts: Sequence[PromptRows], rows: _Rows, traffic: _Traffic) -> Figure:
         """As `_decodes`, of the chunks; those of one kind are attended together."""
+        if not prompts:
+            return 0.0
         reads: dict[tuple[bool, bool], PromptReads] = {}
         scores = PromptReads(self.ranks)
         keeps = self._attention.keeps
@@ -194,13 +196,16 @@ class CostModel:
         return layers * seconds
 
     def _exchange_s(self, traffic: _Traffic) -> Figure:
-        p, ranks = self.profile, self.ranks
-        to_owners = ops.collective_s(p, "all_to_all", ranks, max(traffic.into.values(), default=0.0))
-        gathers = ops.collective_s(p, "all_gather", ranks, traffic.queries)
-        back = ops.collective_s(p, "all_to_all", ranks, traffic.back)
-        history = ops.collective_s(p, "all_gather", ranks, (1 - 1 / ranks) * traffic.gathered)
-        candidates = ops.collective_s(p, "all_gather", ranks, traffic.candidates)
-        return self._layers * (to_owners + gathers + back + history) + self._indexers * candidates
+        into = max(traffic.into.values(), default=0.0)
+        exchanged = self._collective_s("all_to_all", into) + self._collective_s("all_gather", traffic.queries)
+        exchanged += self._collective_s("all_to_all", traffic.back)
+        exchanged += self._collective_s("all_gather", (1 - 1 / self.ranks) * traffic.gathered)
+        return self._layers * exchanged + self._indexers * self._collective_s(
+            "all_gather", traffic.candidates
+        )
+
+    def _collective_s(self, op: str, num_bytes: float) -> float:
+        return float(ops.collective_s(self.profile, op, self.ranks, num_bytes)) if num_bytes else 0.0
 
     def _overhead_s(self, work: Work) -> float:
         host = self.profile.host
@@ -296,7 +301,8 @@ class _Rows:
 
     def whole_s(self, tables: HeadTables) -> Seconds:
         """By rank."""
-        return np.sum([getattr(tables, part)[n] for part, n in self.whole.items()], axis=0)
+        used = [getattr(tables, part)[n] for part, n in self.whole.items() if any(n)]
+        return sum(used, start=np.zeros(self._ranks))
 
 
 class _Reads:

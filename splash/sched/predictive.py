@@ -118,7 +118,7 @@ class PredictivePolicy:
     keep it from flapping. Deterministic in what it is given."""
 
     name = "auto (cost model)"
-    period_steps = 8
+    period_steps = 16
     calm_period_steps = 32
 
     def __init__(

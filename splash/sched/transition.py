@@ -82,6 +82,8 @@ class Transitions:
         self._progress = (0, 0)
         """(acknowledged copies, step) when something last moved."""
         self._wait_until, self._patience = 0, PATIENCE_STEPS
+        self._rested = False
+        """The last look found nothing to do, and nothing that could change by itself."""
 
     # ---- what to aim for
 
@@ -177,6 +179,10 @@ class Transitions:
         """Retire, reserve, queue and choose copies for the next plan; `step` is the plan in flight."""
         self._settle_flips()
         self._store.collect(step - 1)
+        rested, self._rested = self._rested, self.at_rest
+        if rested and self._rested:
+            self.ledger.pass_idly(1)
+            return
         self._check_bounds(step, budget)
         self._retry(step)
         self._grow(margin, step)
@@ -247,6 +253,7 @@ class Transitions:
             residency.shrink(step)
             residency.collected(step)
             self._dropped.append(residency.rank)
+        self._rested = self._rested and not warm
         return bool(warm)
 
     def cancel(self, record: Record, reason: str, step: int) -> None:

@@ -151,7 +151,7 @@ def deploy(model: str, spec: ModelSpec, profile: HardwareProfile, settings: Sett
         copy_share=COPY_SHARE,
         copy_bytes_per_step=256 << 20,
         copy_bandwidth=profile.memory.copy_bandwidth.value,
-        sample_period_s=1.0,
+        sample_period_s=2.0,
     )
     cost = CostModel(
         spec=spec,
