@@ -55,6 +55,7 @@ def test_every_rank_of_every_kind_is_built(tiny: TinyMaker, kind: str, ranks: in
     ("name", "ranks"),
     [
         ("glm-5.3", 16),
+        ("glm-5.3-flash", 16),
         ("deepseek-v3.2", 16),
         ("deepseek-v3", 16),
         ("glm-4.7-flash", 4),
