@@ -8,7 +8,7 @@ import numpy as np
 
 from splash.hw import ops
 from splash.hw.precision import Precision
-from splash.hw.profile import HardwareProfile
+from splash.hw.profile import HardwareProfile, Prefill
 from splash.hw.rows import num_attention_layers, num_indexers
 from splash.spec.model import GQASpec, MLASpec, ModelSpec
 
@@ -21,16 +21,20 @@ SCORE_BYTES = 4
 class PromptReads:
     """What the chunks of one kind have to attend to, by rank: each an array over the ranks."""
 
-    def __init__(self, ranks: int) -> None:
-        self.pairs, self.selected, self.rows, self.tokens = np.zeros((4, ranks))
-        """Causal (row, token) pairs; those kept by sparse attention; rows of which they are; tokens so far."""
+    def __init__(self, ranks: int, prefill: Prefill) -> None:
+        """`prefill`: the kernel, which computes pairs in whole tiles."""
+        self._prefill = prefill
+        self.pairs, self.selected, self.rows, self.tokens, self.longest = np.zeros((5, ranks))
+        """Causal (row, token) pairs; those kept by sparse attention; rows of which they are; tokens so far, in all and
+        of the longest prompt."""
 
     def add(self, start: int, count: int, keeps: float, *, share: float, on: int | slice) -> None:
         """A chunk, of whose (row, token) pairs each rank of `on` has `share`."""
-        self.pairs[on] += share * causal_pairs(start, count)
+        self.pairs[on] += share * ops.prefill_pairs(self._prefill, count, start)
         self.selected[on] += share * selected_pairs(start, count, keeps)
         self.rows[on] += count
         self.tokens[on] += start + count
+        self.longest[on] = np.maximum(self.longest[on], start + count)
 
 
 class AttentionCost:
@@ -80,7 +84,13 @@ class AttentionCost:
         if isinstance(att, GQASpec):
             kv_bytes = self._precision.kv_bytes * self._kv_heads(att, whole=whole) / att.num_kv_heads
             return self._layers * ops.gqa_prefill_s(
-                self._profile, reads.pairs, reads.tokens, self._heads(whole=whole), att.head_dim, kv_bytes
+                self._profile,
+                reads.pairs,
+                reads.tokens,
+                self._heads(whole=whole),
+                att.head_dim,
+                kv_bytes,
+                longest=reads.longest,
             )
         seconds = self._absorbed_s(att, reads, whole=whole)
         if self._unabsorbed and not absorbed:
@@ -99,6 +109,14 @@ class AttentionCost:
         selection = ops.elementwise_s(self._profile, 2.0 * SCORE_BYTES * reads.pairs / index.pool)
         return self._indexers * (product + selection)
 
+    def prompts(self) -> PromptReads:
+        """No chunks yet."""
+        attention = self._profile.attention
+        prefill = (
+            attention.gqa_prefill if isinstance(self._spec.attention, GQASpec) else attention.mla_prefill
+        )
+        return PromptReads(self._ranks, prefill)
+
     @property
     def keeps(self) -> float:
         """Tokens that a row attends to at most."""
@@ -113,6 +131,7 @@ class AttentionCost:
             att.latent_dim,
             att.kv_lora_rank,
             self._precision.kv_bytes,
+            longest=reads.longest,
         )
 
     def _unabsorbed_s(self, att: MLASpec, reads: PromptReads, *, whole: bool) -> Figure:
@@ -121,7 +140,14 @@ class AttentionCost:
         up = heads * (att.nope_dim + att.v_dim)
         projecting = ops.gemm_s(self._profile, reads.tokens, up, att.kv_lora_rank, self._precision.attention)
         attending = ops.mla_prefill_s(
-            self._profile, reads.pairs, reads.tokens, heads, qk, att.v_dim, 2.0 * heads * (qk + att.v_dim)
+            self._profile,
+            reads.pairs,
+            reads.tokens,
+            heads,
+            qk,
+            att.v_dim,
+            2.0 * heads * (qk + att.v_dim),
+            longest=reads.longest,
         )
         return self._layers * (projecting + attending)
 

@@ -139,7 +139,7 @@ class CostModel:
         if not prompts:
             return 0.0
         reads: dict[tuple[bool, bool], PromptReads] = {}
-        scores = PromptReads(self.ranks)
+        scores = self._attention.prompts()
         keeps = self._attention.keeps
         for chunk in prompts:
             layout, home = chunk.at.layout, chunk.at.home
@@ -152,7 +152,8 @@ class CostModel:
                 traffic.gathered += chunk.start * self._wire.history
             at_owner = layout is DP or (layout is DOP and exchanged)
             divided = layout is CP or (layout is DCP and exchanged)
-            read = reads.setdefault((at_owner or divided, absorbed), PromptReads(self.ranks))
+            kind = at_owner or divided, absorbed
+            read = reads[kind] = reads.get(kind) or self._attention.prompts()
             share = 1 / self.ranks if divided else 1.0
             read.add(chunk.start, chunk.count, keeps, share=share, on=home if at_owner else slice(None))
             self._score(chunk, scores, traffic)

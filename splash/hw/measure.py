@@ -139,7 +139,7 @@ UNMEASURED = {
         0.5e-3,
         "assumed: the bound that the step loop is held to, without its share per request",
     ),
-    "host.request_overhead": (60e-6, "assumed: the bound that the step loop is held to"),
+    "host.request_overhead": (25e-6, "assumed: python -m bench.overhead on two cores, 1 to 64 requests"),
 }
 """What a profile must have and operations do not show."""
 

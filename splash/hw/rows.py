@@ -94,12 +94,15 @@ def _head_tables(
     def gemm(n: int, k: int) -> Seconds:
         return layers * ops.gemm_s(profile, rows, n, k, precision.attention)
 
+    def by_head(n: int, k: int) -> Seconds:
+        return layers * ops.batched_gemm_s(profile, heads, rows, n, k, precision.attention)
+
     if isinstance(att, MLASpec):
         q_in = hidden if att.q_lora_rank is None else att.q_lora_rank
         return HeadTables(
             q=gemm(heads * (att.nope_dim + att.rope_dim), q_in),
-            uk=gemm(heads * att.kv_lora_rank, att.nope_dim),
-            uv=gemm(heads * att.v_dim, att.kv_lora_rank),
+            uk=by_head(att.kv_lora_rank, att.nope_dim),
+            uv=by_head(att.v_dim, att.kv_lora_rank),
             o=gemm(hidden, heads * att.v_dim),
         )
     kv_heads = max(1, att.num_kv_heads // kv_shares)
@@ -169,10 +172,20 @@ def _moe(
     moe: MoESpec, hidden: int, profile: HardwareProfile, ranks: int, precision: Precision, rows: Seconds
 ) -> Seconds:
     """Experts lie whole on ranks (EP) and are chosen evenly; each rank reads those that a row of the step chose."""
-    hit = moe.num_experts / ranks * (1 - (1 - moe.top_k / moe.num_experts) ** rows)
-    pairs = rows * moe.top_k / ranks
+    held = moe.num_experts / ranks
+    hit = held * (1 - (1 - moe.top_k / moe.num_experts) ** rows)
     seconds = ops.gemm_s(profile, rows, moe.num_experts, hidden, precision.dense)
-    seconds += ops.grouped_gemm_s(profile, pairs, hit, hidden, moe.expert_ffn, 1, precision.experts)
+    seconds += ops.grouped_gemm_s(
+        profile,
+        rows * moe.top_k / ranks,
+        hit,
+        hidden,
+        moe.expert_ffn,
+        1,
+        precision.experts,
+        experts_held=held,
+        tokens=rows,
+    )
     if moe.num_shared:
         shared = DenseSpec(moe.num_shared * moe.expert_ffn)
         seconds += _mlp(shared, hidden, profile, ranks, precision, rows)
