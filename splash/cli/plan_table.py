@@ -46,8 +46,9 @@ def show_plan(console: Console, plan: Plan) -> None:
     console.print(_cache_table(plan))
     _show_cache_notes(console, plan)
     console.print(_layout_table(plan))
+    _show_misfits(console, plan)
     _show_counted(console, plan)
-    for each in plan.maps():
+    for each in plan.maps:
         _show_map(console, each)
     console.print(
         "Cells: layout, time of a step (ms; s: seconds), how much longer the second takes (=: under 0.5 %).\n"
@@ -132,6 +133,7 @@ def _cache_table(plan: Plan) -> Table:
             f"{field.token_bytes:,.0f}",
             f"{field.layers * field.token_bytes:,.0f}",
         )
+    table.add_row("all", "", "", f"{sum(field.layers * field.token_bytes for field in plan.cached):,.0f}")
     if memory.request_tokens:
         state = plan.settings.ranks * memory.state_bytes / memory.request_tokens
         layers = len(spec.kda_layers)
@@ -154,8 +156,7 @@ def _show_cache_notes(console: Console, plan: Plan) -> None:
     if plan.memory.state_bytes:
         console.print(
             f"KDA sharded by head: {plan.memory.weights.parts[Part.KDA] / GIB:.2f} GiB of weights on a rank instead of"
-            f" {plan.whole_kda_bytes / GIB:.2f}, and {show_bytes(plan.memory.state_bytes)} of state a request.",
-            soft_wrap=True,
+            f" {plan.whole_kda_bytes / GIB:.2f}, and {show_bytes(plan.memory.state_bytes)} of state a request."
         )
 
 
@@ -174,6 +175,17 @@ def _layout_table(plan: Plan) -> Table:
             figures = "does not fit", "", ""
         table.add_row(Text(name, style=ink(name)), _gib(room.weight_bytes), _gib(room.free_bytes), *figures)
     return table
+
+
+def _show_misfits(console: Console, plan: Plan) -> None:
+    """What follows when weights with every shard leave no room."""
+    misfits = [name for name, room in plan.layouts.items() if not room.fits]
+    if misfits:
+        lacking = -min(plan.layouts[name].free_bytes for name in misfits)
+        console.print(
+            f"{', '.join(misfits)}: {max(0, lacking) / GIB:.1f} GiB a rank too much. splash sim, which has a slot for"
+            " every shard, would not start."
+        )
 
 
 def _longest(plan: Plan, layout: str) -> str:

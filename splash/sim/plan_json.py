@@ -12,7 +12,7 @@ from splash.spec.storage import index_gain, kv_storage
 
 def plan_json(plan: Plan, answer: Answer | None) -> dict[str, Any]:
     """All of a plan; `best` has the cells of all maps, none where the model does not fit."""
-    maps = plan.maps() if plan.fits else ()
+    maps = plan.maps if plan.fits else ()
     found: dict[str, Any] = {
         "deployment": {
             "model": plan.model,

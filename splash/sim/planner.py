@@ -201,6 +201,7 @@ class Plan:
 
     # ---- maps
 
+    @cached_property
     def maps(self) -> tuple[Map, ...]:
         """Decode; prefill of one prompt, and of one on every rank."""
         ranks = self.settings.ranks

@@ -10,7 +10,7 @@ their steps follow each other every
     τ = decode_s(B) / (1 − R (S − D) / k)
 
 and by Little's law B = R · O · τ requests decode at a time. B is the least fixed point of this, rounded up to whole
-requests; there may be none, then work arrives faster than it is done. TPOT is τ. TTFT is half a step, the wait for the
+requests; there may be none up to the requests that may run. TPOT is τ. TTFT is half a step, the wait for the
 prompts before, and S. The wait is that of an M/D/1 queue, u · S / 2 (1 − u), used to u = R · S / K with the S of K
 prompts in a step. Both are means. KV must hold B requests and those whose prompts are under way, all of full length,
 P + O tokens.
@@ -48,7 +48,7 @@ class Limit(Enum):
 
     WEIGHTS = "the weights do not fit"
     LENGTH = "the requests are longer than the model knows"
-    WORK = "work arrives faster than it is done"
+    WORK = "prompts arrive faster than they are done"
     RUNNING = "more requests at once than may run"
     MEMORY = "KV does not hold the requests"
     TTFT = "the first token comes too late"
@@ -279,7 +279,7 @@ class _Queue:
         """What to say when there is no steady state with the requests that are held and allowed."""
         if held <= allowed and self.running(at_most=allowed) is not None:
             return Limit.MEMORY
-        return Limit.WORK if self._tokens_per_s * self.period_s(allowed) > 2 * allowed else Limit.RUNNING
+        return Limit.WORK if self.period_s(allowed) == inf else Limit.RUNNING
 
     def period_s(self, running: int) -> float:
         """τ; infinite where prompts alone take all time."""

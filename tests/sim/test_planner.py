@@ -58,7 +58,7 @@ def one_by_one(plan: Plan, layout: Layout, cell: Cell, *, decode: bool) -> float
 def test_a_map_is_what_single_steps_cost(plan: Plan) -> None:
     """Red when a cell's requests are spread otherwise than one by one, or contexts priced together get mixed up."""
     chosen = random.Random(3)
-    for each in plan.maps():
+    for each in plan.maps:
         cells = [cell for row in each.cells for cell in row]
         for cell in chosen.sample(cells, 6):
             alone = {
@@ -71,7 +71,7 @@ def test_a_map_is_what_single_steps_cost(plan: Plan) -> None:
 
 def test_the_best_has_room_and_leads_those_that_have(plan: Plan) -> None:
     """Red when a layout is proposed that cannot hold the cell, or the lead is that over one that cannot."""
-    cells = [cell for each in plan.maps() for row in each.cells for cell in row]
+    cells = [cell for each in plan.maps for row in each.cells for cell in row]
     assert any(cell.best is None for cell in cells)
     for cell in cells:
         times = sorted(cell.seconds[name] for name in cell.holding)
