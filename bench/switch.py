@@ -1,9 +1,12 @@
-"""What a live switch costs: python -m bench.switch DIR --json FILE
+"""What a live switch costs: python -m bench.switch DIR --json FILE [--samples FILE]
 
 16 requests decode while the target goes through all 20 ordered pairs of layouts, round after round, at two contexts.
 A boundary runs from the end of a step on its last rank to the start of the next forward pass on its first rank, plus
 what that first step takes more than is typical of its layout; a flip is a boundary at which a request flips. Also:
 throughput while copies run against steady throughput, and what draining and restarting in the new layout costs.
+
+With `--samples FILE` every run is added to that file and the figures are those of all runs in it, so a measurement
+can be made in parts.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
@@ -22,11 +26,11 @@ import click
 
 from bench.load import open_engine, random_prompts
 from bench.machine import idleness, provenance, warn_if_busy
-from splash.core.events import Event, RunFinished, StepDone, SwitchDone, TargetChanged
+from splash.core.events import Event, RunFinished, StepDone, SwitchDone, from_json, to_json
 from splash.core.params import SamplingParams
 from splash.engine.client import Engine, Stream
 from splash.engine.percentiles import spread
-from splash.engine.report import boundaries, switch_cost
+from splash.engine.report import Boundary, boundaries, cost_of, switch_cost
 from splash.layout.layouts import LAYOUTS
 
 TARGET_SHARE = 0.0051
@@ -55,12 +59,11 @@ class Progress:
     def __init__(self) -> None:
         self.steps: list[StepDone] = []
         self.switches: list[SwitchDone] = []
-        self.targets: list[TargetChanged] = []
         self._changed = Condition()
         self._ended: RunFinished | None = None
 
     def __call__(self, event: Event) -> None:
-        kept = {StepDone: self.steps, SwitchDone: self.switches, TargetChanged: self.targets}
+        kept = {StepDone: self.steps, SwitchDone: self.switches}
         with self._changed:
             if type(event) in kept:
                 kept[type(event)].append(event)  # type: ignore[attr-defined]
@@ -110,7 +113,47 @@ def end_requests(streams: Iterable[Stream]) -> list[tuple[int, ...]]:
     return [(*stream.request.prompt, *stream.result().token_ids) for stream in streams]
 
 
-def measure(folder: Path, context: int, *, rows: int, rounds: int, ranks: int) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one engine went through at one context, and what ending it and starting another took (if measured)."""
+
+    context: int
+    requests: int
+    steps: tuple[StepDone, ...]
+    switches: tuple[SwitchDone, ...]
+    restart_s: float | None
+    idleness: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "context": self.context,
+            "requests": self.requests,
+            "steps": [to_json(s) for s in self.steps],
+            "switches": [to_json(s) for s in self.switches],
+            "restart_s": self.restart_s,
+            "idleness": self.idleness,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Run:
+        steps: Any = tuple(map(from_json, data["steps"]))
+        switches: Any = tuple(map(from_json, data["switches"]))
+        return cls(data["context"], data["requests"], steps, switches, data["restart_s"], data["idleness"])
+
+    def after(self, other: Run) -> Run:
+        """Both as one: the steps of this one follow, with a gap in their numbers."""
+        by = other.steps[-1].step + 2 * SETTLE_STEPS + 2
+        steps = tuple(replace(s, step=s.step + by) for s in self.steps)
+        switches = tuple(replace(s, step=s.step + by) for s in self.switches)
+        restart_s = self.restart_s if other.restart_s is None else other.restart_s
+        return replace(
+            other, steps=other.steps + steps, switches=other.switches + switches, restart_s=restart_s
+        )
+
+
+def measure(
+    folder: Path, context: int, *, rows: int, rounds: int, ranks: int, restart: bool, state: dict[str, Any]
+) -> Run:
     progress, switches = Progress(), list[SwitchDone]()
     longest = context + 2048
     options = {"max_model_len": longest, "token_budget": 2048, "max_chunk": 2048, "max_running": rows}
@@ -126,8 +169,10 @@ def measure(folder: Path, context: int, *, rows: int, rounds: int, ranks: int) -
             print(
                 f"context {context}: round {number + 1} of {rounds}, now {len(tokens[0])} tokens", flush=True
             )
-    restart_s = measure_restart(folder, tokens, kv_pages=kv_pages, ranks=ranks, **options)
-    return summary(progress.steps, switches, restart_s, context=context, rows=rows)
+    restart_s = None
+    if restart:
+        restart_s = measure_restart(folder, tokens, kv_pages=kv_pages, ranks=ranks, **options)
+    return Run(context, rows, tuple(progress.steps), tuple(switches), restart_s, state)
 
 
 def measure_restart(
@@ -152,23 +197,67 @@ def measure_restart(
 # ---- figures
 
 
-def summary(
-    steps: Sequence[StepDone], switches: Sequence[SwitchDone], restart_s: float, *, context: int, rows: int
-) -> dict[str, Any]:
-    full = [s for s in steps if s.decode_rows == rows and not s.prefill_rows]
+def joined(runs: Iterable[Run]) -> list[Run]:
+    """One run a context, in the order in which contexts come."""
+    found: dict[int, Run] = {}
+    for run in runs:
+        found[run.context] = run.after(found[run.context]) if run.context in found else run
+    return list(found.values())
+
+
+def full_steps(run: Run) -> list[StepDone]:
+    """Those in which all requests decode, and nothing else."""
+    return [s for s in run.steps if s.decode_rows == run.requests and not s.prefill_rows]
+
+
+def pooled_cost(runs: Sequence[Run]) -> dict[str, Any]:
+    """`switch_cost` over all contexts: each boundary is compared with its own context's steps."""
+    found: list[Boundary] = [b for run in runs for b in boundaries(full_steps(run))]
+    return cost_of(found, [s.forward_s for run in runs for s in full_steps(run)])
+
+
+def growth(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a flip costs at each longer context over the shortest: it must not grow."""
+    first, *longer = sorted(results, key=lambda r: int(r["context"]))
+    base = first["switch_cost"]["excess_s"]
+    return [
+        {
+            "contexts": [first["context"], other["context"]],
+            "excess_s": [base, other["switch_cost"]["excess_s"]],
+            "ratio": other["switch_cost"]["excess_s"] / base if base else None,
+        }
+        for other in longer
+    ]
+
+
+def over_contexts(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each pair once: how often it was switched and flipped, and what a flip cost at each context."""
+    return [
+        {
+            "from": same[0]["from"],
+            "to": same[0]["to"],
+            "switches": sum(pair["switches"] for pair in same),
+            "flips": sum(pair["flips"] for pair in same),
+            "excess_s": {r["context"]: pair["excess_s"] for r, pair in zip(results, same, strict=True)},
+        }
+        for same in zip(*(r["pairs"] for r in results), strict=True)
+    ]
+
+
+def summary(run: Run) -> dict[str, Any]:
+    full, switches, rows = full_steps(run), run.switches, run.requests
     cost = switch_cost(full)
     staging = staging_throughput(full, switches)
     live_s = [lost_seconds(full, s) for s in switches]
     return {
-        "context": context,
+        "context": run.context,
         "requests": rows,
         "switch_cost": cost,
         "within": cost["excess_share"] is not None and cost["excess_share"] <= TARGET_SHARE,
         "staging_throughput_share": staging,
         "lost_request_s": {
             "live_mean": rows * mean(live_s),
-            "drain_and_restart": rows * restart_s,
-            "ratio": restart_s / max(1e-9, mean(live_s)),
+            "drain_and_restart": None if run.restart_s is None else rows * run.restart_s,
         },
         "pairs": [pair_summary(full, switches, pair) for pair in all_pairs(list(LAYOUTS))],
     }
@@ -245,18 +334,59 @@ def lost_seconds(steps: Sequence[StepDone], switch: SwitchDone) -> float:
 @click.option("--requests", default=16, show_default=True)
 @click.option("--rounds", default=6, show_default=True, help="20 switches each.")
 @click.option("--ranks", default=2, show_default=True)
-def main(folder: Path, json_file: Path | None, contexts: str, requests: int, rounds: int, ranks: int) -> None:
+@click.option("--samples", type=click.Path(path_type=Path), help="Add to these runs, and judge all of them.")
+@click.option("--restart/--no-restart", default=True, help="Measure draining and restarting too.")
+def main(
+    folder: Path,
+    json_file: Path | None,
+    contexts: str,
+    requests: int,
+    rounds: int,
+    ranks: int,
+    samples: Path | None,
+    restart: bool,
+) -> None:
     """FOLDER is a checkpoint of `python -m bench.checkpoint`."""
-    state = idleness()
-    warn_if_busy(state)
-    results: list[dict[str, Any]] = []
+    runs: list[Run] = []
+    if samples is not None and samples.exists():
+        runs = [Run.from_json(json.loads(line)) for line in samples.read_text().splitlines()]
     for context in map(int, contexts.split(",")):
-        results.append(measure(folder, context, rows=requests, rounds=rounds, ranks=ranks))
-        show(results[-1])
-        if json_file is not None:  # after every context: the next one may take long
-            first = {"switch_cost": results[0]["switch_cost"], "pairs": results[0]["pairs"]}
-            data = {**provenance(), "idleness": state, "ranks": ranks, **first, "contexts": results}
-            json_file.write_text(json.dumps(data, indent=1) + "\n")
+        state = idleness()
+        warn_if_busy(state)
+        options = {"rows": requests, "rounds": rounds, "ranks": ranks}
+        runs.append(measure(folder, context, restart=restart, state=state, **options))
+        if samples is not None:
+            with samples.open("a") as out:
+                out.write(json.dumps(runs[-1].to_json(), separators=(",", ":")) + "\n")
+        report(runs, json_file, ranks)  # after every context: the next one may take long
+
+
+def report(runs: Sequence[Run], json_file: Path | None, ranks: int) -> None:
+    by_context = joined(runs)
+    results = [summary(run) for run in by_context]
+    pooled = pooled_cost(by_context)
+    for result in results:
+        show(result)
+    print(f"pooled over contexts: {_cost_line(pooled)}")
+    for row in growth(results):
+        (first, other), (before, after) = row["contexts"], row["excess_s"]
+        print(f"a flip: {before * 1e6:.0f} µs at context {first}, {after * 1e6:.0f} µs at {other}")
+    if json_file is not None:
+        data = {
+            **provenance(),
+            "ranks": ranks,
+            "runs": [{"context": run.context, "idleness": run.idleness} for run in runs],
+            "switch_cost": pooled,
+            "growth": growth(results),
+            "pairs": over_contexts(results),
+            "contexts": results,
+        }
+        json_file.write_text(json.dumps(data, indent=1) + "\n")
+
+
+def _cost_line(cost: dict[str, Any]) -> str:
+    share = f"{cost['excess_share']:.3%} of a step (bound {TARGET_SHARE:.2%})"
+    return f"a flip costs {cost['excess_s'] * 1e6:.0f} µs, {share}"
 
 
 def show(result: dict[str, Any]) -> None:
@@ -266,13 +396,10 @@ def show(result: dict[str, Any]) -> None:
     )
     for name in ("flip_s", "null_s"):
         print(f"  {name}: p50 {cost[name]['p50'] * 1e3:.3f} ms, p95 {cost[name]['p95'] * 1e3:.3f} ms")
-    share = f"{cost['excess_share']:.3%} of a step (bound {TARGET_SHARE:.2%})"
-    print(f"  a flip costs {cost['excess_s'] * 1e6:.0f} µs, {share}")
+    print(f"  {_cost_line(cost)}")
     print(f"  throughput while staging: {result['staging_throughput_share']:.3f} of steady (bound 0.95)")
-    print(
-        f"  lost request-seconds a switch: live {lost['live_mean']:.3f}, drain and restart"
-        f" {lost['drain_and_restart']:.1f} ({lost['ratio']:.0f} x)"
-    )
+    restart = "not measured" if lost["drain_and_restart"] is None else f"{lost['drain_and_restart']:.1f}"
+    print(f"  lost request-seconds a switch: live {lost['live_mean']:.3f}, drain and restart {restart}")
     for pair in result["pairs"]:
         excess = "–" if pair["excess_s"] is None else f"{pair['excess_s'] * 1e6:7.0f} µs"
         print(

@@ -114,8 +114,11 @@ def _mix(step: StepDone) -> tuple[str, ...]:
 
 def switch_cost(steps: Sequence[StepDone]) -> dict[str, Any]:
     """`switch_cost` of the JSON: boundaries with flips against those without, and the decode step."""
-    found = boundaries(steps)
-    decode = [s.forward_s for s in steps if s.decode_rows and not s.prefill_rows]
+    return cost_of(boundaries(steps), [s.forward_s for s in steps if s.decode_rows and not s.prefill_rows])
+
+
+def cost_of(found: Sequence[Boundary], decode: Sequence[float]) -> dict[str, Any]:
+    """`switch_cost` of some boundaries, of one run or of several, and of the seconds of their decode steps."""
     flips = [b.cost_s for b in found if b.flips]
     null = [b.cost_s for b in found if not b.flips]
     excess = median(flips) - median(null) if flips and null else None

@@ -6,7 +6,17 @@ from itertools import pairwise
 
 import pytest
 
-from bench.switch import SETTLE_STEPS, all_pairs, lost_seconds, staging_throughput, summary
+from bench.switch import (
+    SETTLE_STEPS,
+    Run,
+    all_pairs,
+    growth,
+    joined,
+    lost_seconds,
+    pooled_cost,
+    staging_throughput,
+    summary,
+)
 from splash.core.events import StepDone, SwitchDone
 from splash.layout.layouts import LAYOUTS
 
@@ -43,9 +53,38 @@ def test_what_a_switch_takes(slow: float, flip: float) -> None:
     period = FORWARD + BOUNDARY
     expected = 6 * period / (6 * period + 5 * FORWARD * slow)
     assert staging_throughput(steps, [switch]) == pytest.approx(expected)
-    figures = summary(steps, [switch], 20.0, context=256, rows=16)
+    figures = summary(Run(256, 16, tuple(steps), (switch,), 20.0, {}))
     assert figures["switch_cost"]["excess_s"] == pytest.approx(flip, abs=1e-9)
     assert figures["lost_request_s"]["drain_and_restart"] == 320.0
     (pair,) = [p for p in figures["pairs"] if p["switches"]]
     assert (pair["from"], pair["to"], pair["flips"]) == ("tp", "dp", 1)
     assert SETTLE_STEPS < 20
+
+
+def _at(context: int, flip: float) -> Run:
+    steps, switch = _run(flip=flip)
+    return Run(context, 16, tuple(steps), (switch,), None, {})
+
+
+def test_runs_of_a_context_are_judged_together() -> None:
+    """Red when a run that is read back differs, a second one is taken for the continuation of the first, or its
+    switch is looked for among the first one's steps."""
+    first, second = _at(256, 0.004), Run.from_json(_at(256, 0.004).to_json())
+    assert second == first
+    (both,) = joined([first, second])
+    figures = summary(both)
+    assert figures["switch_cost"]["flips"] == 2
+    assert figures["switch_cost"]["nulls"] == 2 * summary(first)["switch_cost"]["nulls"]
+    assert figures["switch_cost"]["excess_s"] == pytest.approx(0.004)
+    (pair,) = [p for p in figures["pairs"] if p["switches"]]
+    assert (pair["switches"], pair["flips"]) == (2, 2)
+
+
+def test_contexts_are_pooled_and_compared() -> None:
+    """Red when the pooled cost leaves a context out, or the growth is taken the wrong way round."""
+    runs = joined([_at(2048, 0.006), _at(256, 0.002), _at(256, 0.002)])
+    assert pooled_cost(runs)["flips"] == 3
+    assert pooled_cost(runs)["excess_s"] == pytest.approx(0.002)
+    (row,) = growth([summary(run) for run in runs])
+    assert row["contexts"] == [256, 2048]
+    assert row["ratio"] == pytest.approx(3.0)
