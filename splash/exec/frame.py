@@ -68,7 +68,8 @@ class Frame:
 
 def make_frame(plan: StepPlan, mirror: Mirror, shape: RankShape) -> Frame:
     rank, ranks = shape.rank, shape.topo.ranks
-    routes = route(ordered(_spans(plan, mirror)), ranks)
+    spans = list(_spans(plan, mirror))
+    routes = route(ordered(spans) if plan.chunks else spans, ranks)
     rows, count = routes.rows, routes.count
     stay = rows(routes.full_local[rank])
     shares = _shares(routes, rank)
@@ -134,6 +135,8 @@ def _spans(plan: StepPlan, mirror: Mirror) -> Iterator[Span]:
 
 def _sampled(plan: StepPlan, mirror: Mirror, routes: Routes) -> tuple[list[Sequence], Index]:
     """Decodes in plan order, then the chunks that reach the end of what is known; and their last rows."""
+    if not plan.chunks:
+        return [mirror.sequences[request] for request in plan.decodes], slice(0, len(plan.decodes))
     last_rows = {
         span.request: start + span.count - 1 for span, start in zip(routes.spans, routes.starts, strict=True)
     }

@@ -66,6 +66,8 @@ class Transitions:
         self.switch: Switch | None = None
         self._moving: dict[int, Record] = {}
         """Records whose placement is not their goal's, staged or not, in order."""
+        self._acks: list[int] = []
+        """Of the last result: a request that they make ready flips at the boundary after the next."""
         self._flipped: list[tuple[Record, int]] = []
         self._cancelled: dict[int, Record] = {}
         """Records whose announced staging was given up: the executors must hear."""
@@ -177,6 +179,8 @@ class Transitions:
 
     def background(self, step: int, budget: int, margin: int) -> None:
         """Retire, reserve, queue and choose copies for the next plan; `step` is the plan in flight."""
+        acks, self._acks = self._acks, []
+        self.ledger.acknowledge(acks)
         self._settle_flips()
         self._store.collect(step - 1)
         rested, self._rested = self._rested, self.at_rest
@@ -194,8 +198,9 @@ class Transitions:
         self._report(step)
 
     def collected(self, step: int, acks: Sequence[int]) -> None:
-        """The result of `step` has arrived; its pages are freed in the background, or when they are needed."""
-        self.ledger.acknowledge(acks)
+        """The result of `step` has arrived: what it acknowledges is settled in the background, and its pages are
+        freed there, or when they are needed."""
+        self._acks += acks
         for residency in self.residencies:
             residency.collected(step)
 
