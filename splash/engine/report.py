@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import sub
 from statistics import median
 from typing import Any
 
@@ -81,31 +82,36 @@ def boundaries(steps: Iterable[StepDone]) -> list[Boundary]:
 
 
 class _TypicalStep:
-    """Median forward time of decode steps that are alike: the same layout (mix), as many rows, and about as long
-    contexts, that is, near in time. Where fewer than MIN_PEERS have as many rows, nearly as many will do."""
+    """Median forward time of decode steps that are alike: as many rows in each layout, and about as long contexts,
+    that is, near in time. Where there are fewer than MIN_PEERS, those with nearly as many rows in each will do."""
 
     def __init__(self, steps: Iterable[StepDone]) -> None:
-        self._alike: dict[tuple[str, ...], dict[int, list[StepDone]]] = {}
+        self._alike: dict[tuple[str, ...], dict[tuple[int, ...], list[StepDone]]] = {}
         for step in steps:
-            self._alike.setdefault(_mix(step), {}).setdefault(step.decode_rows, []).append(step)
-        self._few: dict[tuple[tuple[str, ...], int], float] = {}
+            self._alike.setdefault(_mix(step), {}).setdefault(_rows(step), []).append(step)
+        self._few: dict[tuple[tuple[str, ...], tuple[int, ...]], float] = {}
 
     def seconds(self, step: StepDone) -> float:
-        alike = self._alike[_mix(step)][step.decode_rows]
+        alike = self._alike[_mix(step)][_rows(step)]
         if len(alike) < MIN_PEERS:
-            return self._median_of_few(_mix(step), step.decode_rows)
+            return self._median_of_few(_mix(step), _rows(step))
         place = bisect_left(alike, step.step, key=lambda s: s.step)
         first = max(0, min(place - NUM_PEERS // 2, len(alike) - NUM_PEERS))
         return median(s.forward_s for s in alike[first : first + NUM_PEERS])
 
-    def _median_of_few(self, mix: tuple[str, ...], rows: int) -> float:
+    def _median_of_few(self, mix: tuple[str, ...], rows: tuple[int, ...]) -> float:
         if (mix, rows) not in self._few:
             by_rows, peers = self._alike[mix], list[float]()
-            for other in sorted(by_rows, key=lambda n: abs(n - rows)):
+            for other in sorted(by_rows, key=lambda n: sum(map(abs, map(sub, n, rows)))):
                 if len(peers) < MIN_PEERS:
                     peers += (s.forward_s for s in by_rows[other])
             self._few[mix, rows] = median(peers)
         return self._few[mix, rows]
+
+
+def _rows(step: StepDone) -> tuple[int, ...]:
+    """Of each layout of `_mix`."""
+    return tuple(step.rows_by_layout[name] for name in _mix(step))
 
 
 def _mix(step: StepDone) -> tuple[str, ...]:

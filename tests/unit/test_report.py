@@ -1,5 +1,7 @@
 """The report against a run whose timings are known: what counts as latency, throughput, and the cost of a flip."""
 
+from dataclasses import replace
+
 import pytest
 
 from splash.core.events import (
@@ -61,6 +63,17 @@ def test_boundaries_compare_like_with_like() -> None:
     found = boundaries([*small, *large, after_idling, _chunk(13, forward=3.0), after_ticks])
     assert [b.step for b in found] == list(range(1, 12))
     assert all(b.cost_s == pytest.approx(0.001) for b in found)
+
+
+def test_a_step_between_two_layouts_is_compared_with_its_like() -> None:
+    """Red when steps with few rows in the slow layout are held against those with many."""
+    steps = []
+    for index in range(40):
+        slow = index // 10
+        rows = {"tp": 4 - slow, "dp": slow + 1}
+        step = _step(index, rows=5, forward=0.1 + 0.02 * slow)
+        steps.append(replace(step, rows_by_layout=rows))
+    assert all(b.cost_s == pytest.approx(0.001) for b in boundaries(steps))
 
 
 def test_no_flips_no_figures() -> None:
