@@ -12,7 +12,8 @@ from splash_cpu.probe import num_cores, probe
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-COLLECTIVE_TIMEOUT_S = 300.0
+COLLECTIVE_TIMEOUT_S = 600.0
+"""The first collective waits for the rank that loads last, and ranks may take as long to load."""
 
 
 class CpuBackend:

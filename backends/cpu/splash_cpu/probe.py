@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
@@ -14,15 +15,43 @@ from pathlib import Path
 from splash.core.errors import PortError
 from splash.hal.caps import DeviceInfo
 
+CGROUPS = Path("/sys/fs/cgroup")
+
 
 def num_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    """The cores that this process may use, one at least: its affinity, and the CPU time of its control groups."""
+    return max(1, int(min([len(os.sched_getaffinity(0)), *map(_cores, _limits("cpu.max"))])))
 
 
 def memory_bytes() -> int:
-    """The machine's physical memory."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """The memory that this process may use: the machine's, or less where a control group has a limit."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([machine, *(int(limit) for limit in _limits("memory.max"))])
+
+
+def _cores(cpu_max: str) -> float:
+    """Of a quota and a period, in microseconds."""
+    quota, period = cpu_max.split()
+    return int(quota) / int(period)
+
+
+def _limits(name: str, *, root: Path = CGROUPS, of: Path = Path("/proc/self/cgroup")) -> list[str]:
+    """What the process's control group (version 2) and those above it set as `name`; none without a limit."""
+    try:
+        lines = of.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    own = next((line.removeprefix("0::").strip("/") for line in lines if line.startswith("0::")), None)
+    if own is None:
+        return []
+    found = []
+    folder = root / own
+    for group in (folder, *folder.parents):
+        if not group.is_relative_to(root):
+            break
+        with contextlib.suppress(OSError):
+            found.append((group / name).read_text(encoding="utf-8").strip())
+    return [limit for limit in found if limit and not limit.startswith("max")]
 
 
 def probe() -> list[DeviceInfo]:

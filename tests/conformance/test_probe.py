@@ -1,0 +1,36 @@
+"""What the CPU port takes for its own where control groups set limits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from splash_cpu import probe
+
+
+def _groups(folder: Path, limits: dict[str, str]) -> tuple[Path, Path]:
+    """A tree of control groups, and the file that puts this process into `a/b`."""
+    for path, limit in limits.items():
+        file = folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(limit + "\n")
+    own = folder / "cgroup"
+    own.write_text("4:memory:/elsewhere\n0::/a/b\n")
+    return folder, own
+
+
+def test_limits_of_all_groups_above_count(tmp_path: Path) -> None:
+    """Red when only the own group is asked, a group beside it counts, or "max" is taken for a limit."""
+    root, own = _groups(
+        tmp_path,
+        {"a/b/memory.max": "max", "a/memory.max": "1000", "memory.max": "5000", "a/c/memory.max": "7"},
+    )
+    assert probe._limits("memory.max", root=root, of=own) == ["1000", "5000"]
+    assert probe._limits("memory.max", root=root, of=tmp_path / "none") == []
+
+
+def test_the_least_limit_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when a quota of CPU time or memory is ignored, or half a core becomes none."""
+    limits = {"cpu.max": ["50000 100000"], "memory.max": ["4096", "1048576"]}
+    monkeypatch.setattr(probe, "_limits", limits.__getitem__)
+    assert (probe.num_cores(), probe.memory_bytes()) == (1, 4096)
