@@ -68,6 +68,15 @@ def test_each_layout(folder: Path, refs: list[Reference], layout: str, ranks: in
         assert_equal(served, refs, requests)
 
 
+def test_chunks_longer_than_those_of_the_delta_rule(folder: Path) -> None:
+    """Red when state or convolution are lost between chunks of a prompt, or between the parts that one is solved in."""
+    long = [clear_reference(folder, n, 8, seed=n) for n in (150, 201)]
+    with Served(folder, ranks=2, layout="cp", kv_pages=400, max_chunk=90, token_budget=140) as served:
+        requests = [served.add(ref.prompt, 8) for ref in long]
+        served.drain()
+        assert_equal(served, long, requests)
+
+
 @pytest.mark.parametrize(("ranks", "when"), [(2, "mid-prompt"), (4, "decoding")])
 def test_all_twenty_switches(folder: Path, refs: list[Reference], ranks: int, when: str) -> None:
     """Red when a pool that is unfinished at a switch is lost, a state is not where its rank looks for it, or a page of
