@@ -71,6 +71,11 @@ def with_projection(layout: Layout, projection: Projection) -> Layout:
     return _BY_PARTS[layout.placement, projection]
 
 
+def with_placement(layout: Layout, placement: Placement) -> Layout:
+    """Another placement under the same projection; by_head has no full one (KeyError)."""
+    return _BY_PARTS[placement, layout.projection]
+
+
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """A layout applied to one request. `home` is the owner, or the stripe's offset; unused under tp."""

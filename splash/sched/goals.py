@@ -8,46 +8,57 @@ from splash.kv.blocks import KVStore
 from splash.layout.capacity import PoolRoom, request_tokens
 from splash.layout.layouts import Assignment, Layout, Placement, assigned
 from splash.sched.record import Record
+from splash.sched.target import Target
 
 
 def choose_goals(
-    running: Sequence[Record], waiting: Collection[Record], layout: Layout, store: KVStore
+    running: Sequence[Record], waiting: Collection[Record], target: Target, store: KVStore
 ) -> tuple[dict[int, Assignment], str | None]:
-    """A goal per running request (by id), and why the layout cannot be reached, if it cannot.
+    """A goal per running request (by id), and why the target cannot be reached, if it cannot.
 
     Homes are kept where that fits; otherwise all are chosen anew.
     """
-    goals = choose_homes(running, layout, store)
-    why_not = refusal(layout, goals, running, waiting, store)
+    goals = choose_homes(running, target, store)
+    why_not = refusal(target, goals, running, waiting, store)
     if why_not is not None:
-        spread = choose_homes(running, layout, store, keep=False)
-        if refusal(layout, spread, running, waiting, store) is None:
+        spread = choose_homes(running, target, store, keep=False)
+        if refusal(target, spread, running, waiting, store) is None:
             return spread, None
     return goals, why_not
 
 
 def choose_homes(
-    records: Sequence[Record], layout: Layout, store: KVStore, *, keep: bool = True
+    records: Sequence[Record], target: Target, store: KVStore, *, keep: bool = True
 ) -> dict[int, Assignment]:
-    """A goal per record id. With `keep`, records already in (or on their way to) the placement keep their home; the
+    """A goal per record id. With `keep`, records already in (or on their way to) their placement keep their home; the
     others go, longest first, to the rank with the fewest tokens. A stripe's home is its offset."""
-    if layout.placement is Placement.BY_HEAD:
-        return {record.id: assigned(layout, 0) for record in records}
     load = [0] * store.topo.ranks
     goals: dict[int, Assignment] = {}
     homeless = []
     for record in records:
+        layout = target.layout_of(len(record.tokens))
+        if layout.placement is Placement.BY_HEAD:
+            goals[record.id] = assigned(layout, 0)
+            continue
         home = _kept_home(record, layout.placement) if keep else None
+        if home is None and layout is not target.layout:
+            home = stripe_offset(record, store)
         if home is None:
             homeless.append(record)
-        else:
-            goals[record.id] = assigned(layout, home)
+            continue
+        goals[record.id] = assigned(layout, home)
+        if layout is target.layout:
             load[home] += max(1, record.computed)
     for record in sorted(homeless, key=lambda r: -r.computed):
         home = load.index(min(load))
-        goals[record.id] = assigned(layout, home)
+        goals[record.id] = assigned(target.layout, home)
         load[home] += max(1, record.computed)
     return goals
+
+
+def stripe_offset(record: Record, store: KVStore) -> int:
+    """Where the first block of a striped request lies that is a stranger among owners: in turn."""
+    return record.id % store.topo.ranks
 
 
 def balanced_homes(records: Sequence[Record], store: KVStore) -> dict[int, int]:
@@ -93,13 +104,14 @@ def request_room(store: KVStore) -> PoolRoom:
 
 
 def refusal(
-    layout: Layout,
+    target: Target,
     goals: dict[int, Assignment],
     running: Sequence[Record],
     waiting: Iterable[Record],
     store: KVStore,
 ) -> str | None:
     """Why the target cannot be reached, with numbers; None if it fits when all has moved."""
+    layout = target.layout
     pages = room(store).pages(layout)
     need = [store.state_pages * len(running)] * store.topo.ranks
     for record in running:
@@ -113,10 +125,15 @@ def refusal(
             f" its pool has {pages} under that layout"
         )
     longest = max((r.limit - 1 for r in (*running, *waiting)), default=0)
-    holds = request_tokens(layout, request_room(store), store.topo, store.block_size)
+    holds = longest_held(target.layout_of(longest), store)
     if longest > holds:
         return f"{layout} holds at most {holds} tokens of one request, one may cache {longest}"
     return None
+
+
+def longest_held(layout: Layout, store: KVStore) -> int:
+    """Tokens of one request that the pools hold under a layout."""
+    return request_tokens(layout, request_room(store), store.topo, store.block_size)
 
 
 def _kept_home(record: Record, placement: Placement) -> int | None:

@@ -11,13 +11,14 @@ from splash.kv.pool import PageState
 from splash.layout.layouts import Assignment, Placement
 from splash.sched.policy import Load
 from splash.sched.record import Record
+from splash.sched.target import Target
 
 
 def load_of(
     step: int,
     running: Collection[Record],
     waiting: Collection[Record],
-    target: str,
+    target: Target,
     *,
     memory_bound: bool,
     decode_s: float | None,
@@ -30,7 +31,8 @@ def load_of(
         prompts=[(r.computed, r.remaining) for r in running if not r.decoding],
         waiting=[len(r.tokens) for r in waiting],
         memory_bound=memory_bound,
-        target=target,
+        target=target.name,
+        striped_from=target.striped_from,
         decode_s=decode_s,
     )
 

@@ -25,6 +25,8 @@ class Load:
     memory_bound: bool
     """A request waits for pages, or was preempted lately."""
     target: str
+    striped_from: int | None = None
+    """Tokens from which the target stripes a request; see `sched.target`."""
     decode_s: float | None = None
     """Observed seconds, from end to end, of late steps of decodes alone under the target; None: there were none."""
 
@@ -51,6 +53,8 @@ class Decision:
     target: str
     reason: str
     predicted: dict[str, float] = field(default_factory=dict)
+    striped_from: int | None = None
+    """Of an owner layout: longer requests shall be striped."""
 
 
 class Policy(Protocol):

@@ -9,7 +9,8 @@ expected to last as long as the work that it was computed from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -17,6 +18,10 @@ from splash.layout.layouts import LAYOUTS, Layout, Placement, Projection, assign
 from splash.layout.work import DecodeRows, PromptRows, Work
 from splash.sched.batch import RowBytes, chunk_method
 from splash.sched.policy import Decision, Load
+from splash.sched.target import Target
+
+LONG = 4
+"""A request is long from that many times the mean length on."""
 
 Objective = Literal["throughput", "latency", "goodput"]
 
@@ -102,7 +107,7 @@ NO_TARGETS = Targets()
 class Forecast:
     """What one layout would make of the load."""
 
-    layout: Layout
+    target: Target
     rows: int
     """Requests that decode in a step."""
     decode_s: float
@@ -149,47 +154,64 @@ class PredictivePolicy:
         if not num_requests:
             return None
         self._observe(load)
-        forecasts = {name: self._forecast(load, layout) for name, layout in LAYOUTS.items()}
-        predicted = {name: f.decode_s for name, f in forecasts.items() if f is not None}
-        present = forecasts[load.target]
-        possible = [f for f in forecasts.values() if f is not None]
+        forecasts = {target: self._forecast(load, target) for target in self._candidates(load)}
+        predicted = {
+            target.name: forecast.decode_s
+            for target, forecast in forecasts.items()
+            if forecast is not None and target.striped_from is None
+        }
+        now = Target(LAYOUTS[load.target], load.striped_from)
+        present = forecasts[now]
+        possible = [forecast for forecast in forecasts.values() if forecast is not None]
         if not possible:
             return None
-        best = min(possible, key=lambda f: f.seconds)
-        stay = Decision(load.target, "", predicted)
+        best = min(possible, key=lambda forecast: forecast.seconds)
+        stay = Decision(load.target, "", predicted, load.striped_from)
         if best is present or load.step - self._changed_at < self._caution.dwell_steps:
             return stay
         if present is not None and not self._pays(load, present, best):
             return stay
         self._changed_at = load.step
-        return Decision(best.layout.name, _reason(load, present, best), predicted)
+        reason = _reason(load, present, best)
+        return Decision(best.target.name, reason, predicted, best.target.striped_from)
 
-    # ---- what a layout would make of it
+    def _candidates(self, load: Load) -> list[Target]:
+        """Every layout; owner layouts also with the long requests striped, where some are long beside the others. The
+        present one is among them, with the bound that it has."""
+        targets = [Target(layout) for layout in LAYOUTS.values()]
+        bound = load.striped_from or _long_from(load)
+        if bound is not None:
+            owners = [layout for layout in LAYOUTS.values() if layout.placement is Placement.OWNER]
+            targets += [Target(layout, bound) for layout in owners]
+        return targets
 
-    def _forecast(self, load: Load, layout: Layout) -> Forecast | None:
-        """None if the layout cannot hold what runs."""
-        room, limits = self._limits.room[layout.name], self._limits
-        done = [length for length, _ in load.prompts]
+    # ---- what a target would make of it
+
+    def _forecast(self, load: Load, target: Target) -> Forecast | None:
+        """None if the target cannot hold what runs."""
+        name, limits = target.name, self._limits
+        room = limits.room[name]
+        done = [computed for computed, _ in load.prompts]
         left = [tokens for _, tokens in load.prompts]
         resident = sum(load.lengths) + sum(done) + load.running * room.state_tokens
         longest = max(max(load.lengths, default=0), max(map(sum, load.prompts), default=0))
-        if resident > room.tokens or longest > room.request_tokens:
+        if resident > room.tokens or longest > limits.room[target.layout_of(longest).name].request_tokens:
             return None
         everyone = load.running + len(load.waiting)
         ahead = self._expected_outputs(load)
         future = sum(left) + sum(load.waiting) + len(load.waiting) * room.state_tokens
         mean = (resident + future) / everyone + ahead / 2
         admitted = max(1, min(everyone, limits.max_running, int(room.tokens / mean)))
-        decoding = self._decoding(load, layout, admitted)
-        decode_s = self._prices.step_s(decoding) * self._correction[layout.name]
+        decoding = self._decoding(load, target, admitted)
+        decode_s = self._prices.step_s(decoding) * self._correction[name]
         pending = sum(left) + sum(load.waiting)
-        prompt_s = self._prompt_s(load, layout, decoding, decode_s, pending) if pending else 0.0
+        prompt_s = self._prompts_s(load, target, decoding, decode_s)
         chunks = -(-pending // limits.token_budget)
         window = min(ahead, max(self._caution.window_steps, chunks))
         seconds = self._score(
             prompt_s=prompt_s, decode_s=decode_s, window=window, crowd=everyone / admitted, chunks=chunks
         )
-        return Forecast(layout, admitted, decode_s, prompt_s, seconds)
+        return Forecast(target, admitted, decode_s, prompt_s, seconds)
 
     def _score(self, *, prompt_s: float, decode_s: float, window: float, crowd: float, chunks: int) -> float:
         """Seconds to compare, by objective. `crowd`: requests at hand for each that is served at a time."""
@@ -203,42 +225,62 @@ class PredictivePolicy:
         slow = max(0.0, decode_s / self._targets.tpot_s - 1) if self._targets.tpot_s else 0.0
         return throughput * (1 + late + slow)
 
-    def _decoding(self, load: Load, layout: Layout, admitted: int) -> Work:
-        """A step of `admitted` decodes with the lengths of those that run, and prompts that are to become decodes."""
+    def _decoding(self, load: Load, target: Target, admitted: int) -> Work:
+        """A step of `admitted` decodes with the lengths of those that run and of prompts that will become decodes."""
         lengths = [*load.lengths, *map(sum, load.prompts)]
         lengths += load.waiting[: max(0, admitted - len(lengths))]
+        kinds: dict[Layout, list[int]] = {}
+        if target.striped_from is None:
+            kinds[target.layout] = lengths
+        else:
+            for length in lengths:
+                kinds.setdefault(target.layout_of(length), []).append(length)
+        groups = [group for layout, these in kinds.items() for group in self._groups(layout, these)]
+        return Work(tuple(groups), sampled=len(lengths))
+
+    def _groups(self, layout: Layout, lengths: Sequence[int]) -> Iterator[DecodeRows]:
+        """Decodes of these lengths in one layout, balanced over its homes."""
         keeps, ranks = self._prices.keeps, self._prices.ranks
         context, count = sum(lengths), len(lengths)
         selected = context if max(lengths) <= keeps else sum(min(n, keeps) for n in lengths)
         if layout.placement is Placement.BY_HEAD:
-            return Work((DecodeRows(assigned(layout, 0), count, context, selected),), sampled=count)
-        shares = _shares(
-            count, context, selected, max(lengths), ranks, even=layout.placement is Placement.STRIPED
-        )
-        groups = tuple(
-            DecodeRows(assigned(layout, home), rows, tokens, chosen)
-            for home, (rows, tokens, chosen) in enumerate(shares)
-            if rows
-        )
-        return Work(groups, sampled=count)
+            yield DecodeRows(assigned(layout, 0), count, context, selected)
+            return
+        even = layout.placement is Placement.STRIPED
+        shares = _shares(count, context, selected, max(lengths), ranks, even=even)
+        for home, (rows, tokens, chosen) in enumerate(shares):
+            if rows:
+                yield DecodeRows(assigned(layout, home), rows, tokens, chosen)
 
-    def _prompt_s(self, load: Load, layout: Layout, decoding: Work, decode_s: float, pending: int) -> float:
-        """Seconds that all prompt tokens at hand add to the decodes beside them: those of a typical chunk, scaled."""
+    def _prompts_s(self, load: Load, target: Target, decoding: Work, decode_s: float) -> float:
+        """Seconds that all prompt tokens at hand add to the decodes beside them, short prompts and long ones apart."""
+        kinds: dict[Layout, list[tuple[int, int]]] = {}
+        for done, left in (*load.prompts, *((0, length) for length in load.waiting)):
+            if left:
+                kinds.setdefault(target.layout_of(done + left), []).append((done, left))
+        correction = self._correction[target.name]
+        return sum(
+            self._added_s(layout, prompts, decoding, decode_s / correction) * correction
+            for layout, prompts in kinds.items()
+        )
+
+    def _added_s(
+        self, layout: Layout, prompts: Sequence[tuple[int, int]], decoding: Work, decode_s: float
+    ) -> float:
+        """Seconds that a typical chunk of these (computed, left) prompts adds to a step, for all that is left."""
         limits, ranks = self._limits, self._prices.ranks
-        sizes = [left for _, left in load.prompts] + list(load.waiting)
-        history = sum(done for done, _ in load.prompts) / len(sizes)
+        pending, history = sum(left for _, left in prompts), sum(done for done, _ in prompts)
         budget = max(1, min(pending, limits.token_budget - min(decoding.num_rows, limits.token_budget - 1)))
-        at_once = max(1, min(len(sizes), round(budget * len(sizes) / pending)))
+        at_once = max(1, min(len(prompts), round(budget * len(prompts) / pending)))
         count = max(1, budget // at_once)
-        start = int(history + max(0.0, pending / len(sizes) - count) / 2)
+        start = int(history / len(prompts) + max(0.0, pending / len(prompts) - count) / 2)
         chunks = []
         for number in range(at_once):
             at = assigned(layout, 0 if layout.placement is Placement.BY_HEAD else number % ranks)
             method = chunk_method(at, start, count, limits.row_bytes, ranks)
             chunks.append(PromptRows(at, method, start, count))
         mixed = Work(decoding.decodes, tuple(chunks), decoding.sampled)
-        mixed_s = self._prices.step_s(mixed) * self._correction[layout.name]
-        return max(0.0, mixed_s - decode_s) * pending / (at_once * count)
+        return max(0.0, self._prices.step_s(mixed) - decode_s) * pending / (at_once * count)
 
     def _expected_outputs(self, load: Load) -> float:
         """Tokens that a request is expected to go on for: as many as it has generated."""
@@ -253,52 +295,56 @@ class PredictivePolicy:
             return False
         if self._free:
             return True
-        moving_s = self._moved_bytes(load, present.layout, best.layout) / self._limits.copy_bytes_per_s
+        moved = self._moved_bytes(load, present.target, best.target)
+        moving_s = moved / self._limits.copy_bytes_per_s
         lasts_s = present.prompt_s + self._expected_outputs(load) * present.decode_s
         gain = 1 - best.seconds / present.seconds
         fixed_s = self._fixed_cost_s if load.step else 0.0
         cost_s = fixed_s + self._caution.margin * moving_s
         return lasts_s > moving_s and gain * (lasts_s - moving_s) > cost_s
 
-    def _moved_bytes(self, load: Load, old: Layout, new: Layout) -> float:
+    def _moved_bytes(self, load: Load, old: Target, new: Target) -> float:
         """Bytes that a rank receives, weights and KV together, as a mean over ranks (REFERENCE §3)."""
-        ranks, groups = self._prices.ranks, self._limits.groups
-        f = 1 - 1 / ranks
-        tokens = sum(load.lengths) + sum(done for done, _ in load.prompts)
-        kv = float(tokens * self._limits.token_bytes)
+        ranks = self._prices.ranks
         weights = 0.0
-        if new.projection is Projection.FULL and old.projection is not Projection.FULL:
+        if new.layout.projection is Projection.FULL and old.layout.projection is not Projection.FULL:
             weights = (ranks - 1) * float(self._limits.shard_bytes)
-        if new.placement is old.placement:
-            return weights
-        if new.placement is Placement.BY_HEAD:
-            return weights + f * kv / groups
-        if old.placement is Placement.BY_HEAD:
-            return weights + (1 - 1 / groups) * kv / ranks
-        return weights + f * kv / ranks
+        lengths = [*load.lengths, *(done for done, _ in load.prompts)]
+        if old.striped_from is None and new.striped_from is None:
+            lengths = [sum(lengths)]
+        return weights + sum(
+            self._moved_share(old.layout_of(n).placement, new.layout_of(n).placement) * n for n in lengths
+        )
+
+    def _moved_share(self, old: Placement, new: Placement) -> float:
+        """Bytes that a rank receives for one token."""
+        ranks, groups, token_bytes = self._prices.ranks, self._limits.groups, self._limits.token_bytes
+        f = 1 - 1 / ranks
+        if new is old:
+            return 0.0
+        if new is Placement.BY_HEAD:
+            return f * token_bytes / groups
+        if old is Placement.BY_HEAD:
+            return (1 - 1 / groups) * token_bytes / ranks
+        return f * token_bytes / ranks
 
     def _observe(self, load: Load) -> None:
         """Learn how the present layout's decode steps compare with their prediction."""
         if load.decode_s is None or not load.lengths or load.prompts:
             return
-        layout = LAYOUTS[load.target]
-        work = self._decoding(
-            Load(
-                step=load.step,
-                lengths=load.lengths,
-                outputs=load.outputs,
-                prompts=(),
-                waiting=(),
-                memory_bound=False,
-                target=load.target,
-                decode_s=None,
-            ),
-            layout,
-            len(load.lengths),
-        )
+        now = Target(LAYOUTS[load.target], load.striped_from)
+        work = self._decoding(load, now, len(load.lengths))
         ratio = load.decode_s / self._prices.step_s(work)
         weight = self._caution.correction_weight
         self._correction[load.target] += weight * (ratio - self._correction[load.target])
+
+
+def _long_from(load: Load) -> int | None:
+    """A length above which requests are long beside the others: LONG times the mean, rounded up to a power of two.
+    None if no request is that long, or there are no others."""
+    lengths = [*load.lengths, *map(sum, load.prompts), *load.waiting]
+    bound = 1 << math.ceil(math.log2(max(1.0, LONG * sum(lengths) / len(lengths))))
+    return bound if len(lengths) > 1 and max(lengths) >= bound else None
 
 
 def _shares(
@@ -323,6 +369,8 @@ def _reason(load: Load, present: Forecast | None, best: Forecast) -> str:
     if present is None:
         return f"{load.target} cannot hold it: {what}"
     faster = 100 * (1 - best.seconds / present.seconds)
+    if best.target.striped_from is not None:
+        what = f"requests from {best.target.striped_from} tokens striped; {what}"
     more = f", {best.rows} rows a step instead of {present.rows}" if best.rows != present.rows else ""
     step = f"decode step {best.decode_s * 1e3:.3g} ms instead of {present.decode_s * 1e3:.3g}"
     prompts = ""

@@ -28,18 +28,18 @@ from splash.core.request import FinishReason, Request
 from splash.kv.blocks import Block, KVStore
 from splash.kv.pool import PageState
 from splash.kv.slots import MemoryPlan
-from splash.layout.capacity import request_tokens
 from splash.layout.holders import Topology
-from splash.layout.layouts import Assignment, Layout, assigned, layout_named
+from splash.layout.layouts import Assignment, assigned, layout_named
 from splash.layout.rows import section_key_of
 from splash.sched.batch import RowBytes, chunk_method, share_budget
 from splash.sched.draft import PlanDraft
-from splash.sched.goals import request_room, room, tokens_held
+from splash.sched.goals import longest_held, room, stripe_offset, tokens_held
 from splash.sched.observe import load_of, pool_sample, rows_by
-from splash.sched.policy import Policy
+from splash.sched.policy import Decision, Policy
 from splash.sched.queue import WaitingQueue
 from splash.sched.record import Record
 from splash.sched.step import Admit, Chunk, Clock, PageGrant, StepPlan, StepResult
+from splash.sched.target import target_named
 from splash.sched.transition import Transitions
 
 IDLE_COPY_FACTOR = 4
@@ -103,7 +103,7 @@ class Scheduler:
             running=self.running,
             config=config,
             token_bytes=memory.pages.token_bytes,
-            target=layout_named(target),
+            target=target_named(target),
             emit=self._events.append,
             now=clock.now,
         )
@@ -123,7 +123,7 @@ class Scheduler:
         self._collected = -1
         self._plan: StepPlan | None = None
         self._flips = 0
-        self._wanted: tuple[str, str, dict[str, float]] | None = None
+        self._wanted: Decision | None = None
         self._refused: dict[str, int] = {}
         """Targets that did not fit, with the free pages of that moment: not asked for again until there are more."""
         self._last_end_s: float | None = None
@@ -150,8 +150,8 @@ class Scheduler:
                 f" (--max-model-len): at most {limit - 1} prompt tokens leave room for one"
             )
         length = min(num_prompt + max_tokens, limit) - 1  # the last token is sampled, not cached
-        layout = self.transitions.target
-        holds = self._holds(layout)
+        layout = self.transitions.target.layout_of(length)
+        holds = longest_held(layout, self.store)
         if length > holds:
             raise RequestError(
                 f"the request may cache {length} tokens ({num_prompt} prompt, {max_tokens} max_tokens) and the pool"
@@ -168,7 +168,7 @@ class Scheduler:
         stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         record = Record(
             request,
-            goal=assigned(self.transitions.target, 0),
+            goal=assigned(self.transitions.target.layout, 0),
             seed=params.seed if params.seed is not None else _derived_seed(self._seed, request.id),
             stops=stops,
             max_model_len=self._config.max_model_len,
@@ -195,13 +195,13 @@ class Scheduler:
         layout_named(layout_name)
         if not keep_policy:
             self._policy = None
-        self._wanted = layout_name, reason, {}
+        self._wanted = Decision(layout_name, reason)
 
     def set_goal(self, request_id: int, layout_name: str, home: int) -> None:
         """Move one running request on its own, e.g. to another owner or into a layout of its own.
         CapacityError, with numbers, if that place cannot hold what it may grow to."""
         record = self.running[request_id]
-        holds = self._holds(layout_named(layout_name))
+        holds = longest_held(layout_named(layout_name), self.store)
         if record.limit - 1 > holds:
             raise CapacityError(
                 f"request {request_id} may cache {record.limit - 1} tokens; under {layout_name} one request has {holds}"
@@ -380,13 +380,14 @@ class Scheduler:
         """Aim for what was asked for: in the background, since goals and room of all requests are looked at."""
         if self._wanted is None:
             return
-        (name, reason, predicted), self._wanted = self._wanted, None
-        if name == self.target and self.transitions.complete:
+        wanted, self._wanted = self._wanted, None
+        target = target_named(wanted.target, wanted.striped_from)
+        if target == self.transitions.target and self.transitions.complete:
             return
-        if self.transitions.retarget(layout_named(name), reason, list(self.waiting), step, predicted):
+        if self.transitions.retarget(target, wanted.reason, list(self.waiting), step, wanted.predicted):
             self._refused.clear()
         else:
-            self._refused[name] = self._free_pages()
+            self._refused[wanted.target] = self._free_pages()
 
     def _grow_decodes(self, draft: PlanDraft) -> None:
         """A block for every decode whose last one is full; preempts the newest when memory is short."""
@@ -463,12 +464,10 @@ class Scheduler:
         self._blocked = False
         state = [self.store.state_pages] * self.store.topo.ranks
         while (record := self.waiting.peek()) is not None and len(self.running) < self._running_limit:
-            target = self.transitions.target
             if promised is None:
                 promised = self._promised()
-                held = tokens_held(self.running.values(), target, self.store)
-            home = held.index(min(held))
-            goal = assigned(target, home)
+                held = tokens_held(self.running.values(), self.transitions.target.layout, self.store)
+            goal = self._goal_for_new(record, held)
             need = self.store.missing((), goal, 0, self.store.num_blocks(len(record.tokens)))
             margin = self._config.watermark_pages if self.running else 0
             if not self._fits(_sum((need, promised, state)), margin):
@@ -482,7 +481,15 @@ class Scheduler:
             self.waiting.pop()
             self._start(record, goal, draft)
             promised = _sum((promised, need))
-            held[home] += len(record.tokens)
+            held[goal.home] += len(record.tokens) if goal.layout is self.transitions.target.layout else 0
+
+    def _goal_for_new(self, record: Record, held: Sequence[int]) -> Assignment:
+        """The target's layout for its length; its home is the rank that holds least."""
+        target = self.transitions.target
+        layout = target.layout_of(len(record.tokens))
+        if layout is not target.layout:
+            return assigned(layout, stripe_offset(record, self.store))
+        return assigned(layout, held.index(min(held)))
 
     @property
     def _running_limit(self) -> int:
@@ -595,7 +602,7 @@ class Scheduler:
             step,
             self.running.values(),
             list(self.waiting),
-            self.target,
+            self.transitions.target,
             memory_bound=step - self._memory_bound_step <= MEMORY_BOUND_STEPS,
             decode_s=self._decode_s,
         )
@@ -614,8 +621,10 @@ class Scheduler:
                     self._decode_s,
                 )
             )
-        if decision.target != self.target and self._free_pages() > self._refused.get(decision.target, -1):
-            self._wanted = decision.target, decision.reason, decision.predicted
+        present = self.transitions.target
+        other = target_named(decision.target, decision.striped_from) != present
+        if other and self._free_pages() > self._refused.get(decision.target, -1):
+            self._wanted = decision
 
     def _next_question(self) -> int:
         """The step in which the policy is asked next: soon if the load has changed since the last time."""
@@ -631,10 +640,6 @@ class Scheduler:
         if now >= self._next_sample_s:
             self._next_sample_s = now + self._config.sample_period_s
             self._emit(pool_sample(now, self.store, self.running.values(), len(self.waiting)))
-
-    def _holds(self, layout: Layout) -> int:
-        """Tokens of one request that the pools hold under a layout."""
-        return request_tokens(layout, request_room(self.store), self.store.topo, self.store.block_size)
 
     # ---- parts of an update
 

@@ -25,12 +25,13 @@ from splash.layout.layouts import Assignment, Layout, Placement, Projection, ass
 from splash.layout.residency import full_ranks
 from splash.sched.copies import CopyLedger
 from splash.sched.draft import PlanDraft
-from splash.sched.goals import balanced_homes, choose_goals
+from splash.sched.goals import balanced_homes, choose_goals, stripe_offset
 from splash.sched.record import Record
 from splash.sched.residency import Phase, RankResidency
 from splash.sched.staging import begin_staging
 from splash.sched.step import Flip, Resident, Stage
 from splash.sched.switch import Switch
+from splash.sched.target import Target
 
 STAGED_STEPS = 8
 """Stagings begin while less than so many steps' worth of copies is queued: pages are held twice for less time."""
@@ -50,7 +51,7 @@ class Transitions:
         running: dict[int, Record],
         config: SchedulerConfig,
         token_bytes: int,
-        target: Layout,
+        target: Target,
         emit: Callable[[Event], None],
         now: Callable[[], float],
     ) -> None:
@@ -90,18 +91,18 @@ class Transitions:
     # ---- what to aim for
 
     def retarget(
-        self, layout: Layout, reason: str, waiting: Collection[Record], step: int, predicted: dict[str, float]
+        self, target: Target, reason: str, waiting: Collection[Record], step: int, predicted: dict[str, float]
     ) -> bool:
-        """Aim for `layout`: new goals for all, unusable stagings cancelled. False, with an event, if it cannot fit."""
+        """Aim for `target`: new goals for all, unusable stagings cancelled. False, with an event, if it cannot fit."""
         records = list(self._running.values())
-        goals, why_not = choose_goals(records, waiting, layout, self._store)
+        goals, why_not = choose_goals(records, waiting, target, self._store)
         if why_not is not None:
-            self._emit(TargetRefused(self._now(), step, layout.name, why_not))
+            self._emit(TargetRefused(self._now(), step, target.name, why_not))
             return False
         self._close_switch(step, superseded=True)
-        old, self.target = self.target, layout
-        self._emit(TargetChanged(self._now(), step, old.name, layout.name, reason, predicted))
-        self.switch = Switch(old.name, layout.name, reason, step, self._now())
+        old, self.target = self.target, target
+        self._emit(TargetChanged(self._now(), step, old.name, target.name, reason, predicted))
+        self.switch = Switch(old.name, target.name, reason, step, self._now())
         self._growth_refused, self._growth_hopeless, self._stranded_free = False, False, None
         self._wait_until, self._patience = step, PATIENCE_STEPS
         self._moved(step)
@@ -124,13 +125,28 @@ class Transitions:
         self._touch()
 
     def rebalance(self, step: int) -> int:
-        """Move requests of owner layouts so that owners hold equal shares; returns how many will move."""
+        """Move requests of owner layouts so that owners hold equal shares, and stripe those that have become long;
+        returns how many will move."""
+        grown = self._outgrown()
+        for record in grown:
+            goal = assigned(self.target.layout_of(len(record.tokens)), stripe_offset(record, self._store))
+            self.set_goal(record, goal, "it has become long", step)
         owned = [r for r in self._running.values() if r.goal.layout.placement is Placement.OWNER]
         moves = balanced_homes(owned, self._store)
         for record_id, home in moves.items():
             record = self._running[record_id]
             self.set_goal(record, assigned(record.goal.layout, home), "rebalancing", step)
-        return len(moves)
+        return len(grown) + len(moves)
+
+    def _outgrown(self) -> list[Record]:
+        """Requests in the target's layout that are too long for it by now."""
+        if self.target.striped_from is None:
+            return []
+        return [
+            r
+            for r in self._running.values()
+            if r.goal.layout is self.target.layout and len(r.tokens) >= self.target.striped_from
+        ]
 
     def admit_as(self, goal: Assignment) -> Assignment:
         """What a new request with this goal is at once: full only where the shards are resident."""
@@ -391,7 +407,7 @@ class Transitions:
             spare = margin + len(self._running)
             if (
                 self._growth_hopeless
-                or self.target.projection is Projection.SHARDED
+                or self.target.layout.projection is Projection.SHARDED
                 or any(x.shortage(spare) for x in self.residencies if x.phase is Phase.OWN)
             ):
                 return
@@ -537,7 +553,7 @@ class Transitions:
         return with_projection(at.layout, Projection.SHARDED)
 
     def _wanted_full(self, rank: int) -> bool:
-        if self.target.projection is Projection.FULL and not self._growth_refused:
+        if self.target.layout.projection is Projection.FULL and not self._growth_refused:
             return True
         if self._full_users is None:
             ranks = self._store.topo.ranks
