@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from itertools import accumulate
 from math import ceil
 
 import pytest
@@ -10,9 +12,12 @@ import pytest
 from splash.core.errors import ConfigError
 from splash.layout.layouts import LAYOUTS, assigned
 from splash.layout.work import DecodeRows, Work
+from splash.sim.deployment import deploy
+from splash.sim.modes import simulate
 from splash.sim.planner import Plan, possible_ranks
 from splash.sim.presets import choose
 from splash.sim.target import CLOSE, Answer, Limit, Traffic, fewest_ranks, serve, with_ranks
+from splash.sim.workload import Arrival, Workload
 
 
 def plan_of(model: str) -> Plan:
@@ -79,6 +84,20 @@ def test_without_prompts_to_speak_of_a_token_takes_a_step() -> None:
     step_s = FLASH.cost.step_s(Work((DecodeRows(assigned(LAYOUTS["tp"], 0), 1, 501.0, 501.0),), sampled=1))
     assert service.running == 1
     assert service.tpot_s == pytest.approx(step_s, rel=2e-3)
+
+
+@pytest.mark.parametrize("layout", ["dop", "tp"])
+def test_the_simulator_agrees(layout: str) -> None:
+    """Red when what the model of the queue says of a steady load is not what serving it on the virtual clock gives."""
+    traffic = Traffic(6.0, prompt_tokens=1024, output_tokens=64)
+    chance = random.Random(5)
+    times = accumulate(chance.expovariate(traffic.rate) for _ in range(900))
+    arrivals = tuple(Arrival(round(t * 1e9), traffic.prompt_tokens, traffic.output_tokens) for t in times)
+    deployment = deploy(FLASH.model, FLASH.spec, FLASH.profile, FLASH.settings)
+    run = simulate(deployment, Workload("poisson", arrivals), layout, stopwatch=lambda: 0.0)
+    service = serve(FLASH, LAYOUTS[layout], traffic)
+    assert service.tpot_s == pytest.approx(run.tpot_s.mean, rel=0.1)
+    assert service.ttft_s == pytest.approx(run.ttft_s.mean, rel=0.2)
 
 
 @pytest.mark.parametrize(
