@@ -313,6 +313,7 @@ class ViewState:
         self._asked = event
         if event.chosen != event.target:
             self._decided = event
+            self.log.note(event, ("ask", event.chosen))
 
     def _target_refused(self, event: TargetRefused) -> None:
         self._transitions.refused = event

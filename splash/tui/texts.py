@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from splash.core.events import (
+    PolicyAsked,
     RequestAdmitted,
     RequestArrived,
     RequestFinished,
@@ -120,8 +121,14 @@ def _preempted(entry: Entry, event: RequestPreempted) -> str:
 
 
 def _changed(entry: Entry, event: TargetChanged) -> str:
-    predicted = f" (predicted {show_predicted(event.predicted)})" if event.predicted else ""
-    return f"target {event.old} → {event.new}: {event.reason or 'no reason given'}{predicted}"
+    return f"target {event.old} → {event.new}: {event.reason or 'no reason given'}"
+
+
+def _asked(entry: Entry, event: PolicyAsked) -> str:
+    observed = (
+        f"; {event.target} took {show_seconds(event.observed_s)}" if event.observed_s is not None else ""
+    )
+    return f"{event.chosen} is wanted: predicted decode step {show_predicted(event.predicted)}{observed}"
 
 
 def _refused(entry: Entry, event: TargetRefused) -> str:
@@ -191,6 +198,7 @@ _TEXTS: dict[type, Callable[[Entry, Any], str]] = {
     RequestFinished: _finished,
     RequestPreempted: _preempted,
     TargetChanged: _changed,
+    PolicyAsked: _asked,
     TargetRefused: _refused,
     StageStarted: _staged,
     StageCancelled: _cancelled,
@@ -207,6 +215,7 @@ _KINDS: dict[type, str] = {
     RequestFinished: "request",
     RequestPreempted: "warning",
     TargetChanged: "switch",
+    PolicyAsked: "move",
     TargetRefused: "warning",
     StageStarted: "move",
     StageCancelled: "warning",

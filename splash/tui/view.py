@@ -13,12 +13,18 @@ from splash.tui.views.band import band
 from splash.tui.views.events import events
 from splash.tui.views.header import header
 from splash.tui.views.lines import beside, block, box, fit, line, section
+from splash.tui.views.predicted import predicted
 from splash.tui.views.ranks import legend, ranks
 from splash.tui.views.requests import requests, rows_of_step
 from splash.tui.views.transitions import transitions
 
 WIDE_WIDTH, WIDE_HEIGHT = 100, 30
 """From this size on panels have frames and stand side by side; below, thin rules part them."""
+
+ASIDE = 22
+"""Columns of the rule over the transitions that are its title's, and its ends'."""
+LEAST_EVENTS = 2
+"""Lines of events that frames must leave room for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,9 @@ class Frame:
 
 def draw(view: Snapshot, width: int, height: int) -> list[Text]:
     """Exactly `height` lines of exactly `width` cells."""
-    is_wide = width >= WIDE_WIDTH and height >= WIDE_HEIGHT
+    is_wide = (
+        width >= WIDE_WIDTH and height >= WIDE_HEIGHT and _wide_heights(view, height)[-1] >= LEAST_EVENTS + 2
+    )
     lines = _wide(view, width, height) if is_wide else _compact(view, width, height)
     return block(lines, width, height)
 
@@ -60,7 +68,7 @@ def _compact(view: Snapshot, width: int, height: int) -> list[Text]:
         *header(view, width, 2),
         *requests(view, width, 1),
         *section("ranks", legend(view), ranks(view, width, inner["ranks"]), width, tall["ranks"]),
-        *section("transitions", line(), moving, width, tall["transitions"]),
+        *section("transitions", predicted(view, width - ASIDE), moving, width, tall["transitions"]),
         *section("layouts over time", line(), picture, width, tall["band"]),
         *section("events", line(), events(view, width, inner["events"]), width, tall["events"]),
     ]
@@ -88,11 +96,7 @@ def _compact_heights(num_ranks: int, room: int) -> dict[str, int]:
 
 def _wide(view: Snapshot, width: int, height: int) -> list[Text]:
     """Ranks beside requests on top; transitions, band and events in full width below."""
-    num_ranks = max(1, len(view.ranks))
-    top = min(2 + max(6, num_ranks), 12)
-    moving = 7 if height < 40 else 8
-    left = height - 3 - top - moving
-    picture = min(14, max(8, left * 6 // 10))
+    top, moving, picture, rest = _wide_heights(view, height)
     right = max(46, width * 3 // 10)
     inside = width - 4
     lines = header(view, width, 3)
@@ -100,7 +104,17 @@ def _wide(view: Snapshot, width: int, height: int) -> list[Text]:
         box("ranks", legend(view), ranks(view, width - right - 5, top - 2), width - right - 1, top),
         box("requests", rows_of_step(view), requests(view, right - 4, top - 2), right, top),
     )
-    lines += box("transitions", line(), transitions(view, inside, moving - 2), width, moving)
+    lines += box(
+        "transitions", predicted(view, width - ASIDE), transitions(view, inside, moving - 2), width, moving
+    )
     lines += box("layouts over time", line(), band(view, inside, picture - 2), width, picture)
-    rest = left - picture
     return lines + box("events", line(), events(view, inside, rest - 2), width, rest)
+
+
+def _wide_heights(view: Snapshot, height: int) -> tuple[int, int, int, int]:
+    """Lines of ranks, transitions, band and events, frames included."""
+    top = min(2 + max(6, len(view.ranks)), 12)
+    moving = 7 if height < 40 else 8
+    left = height - 3 - top - moving
+    picture = min(14, max(8, left * 6 // 10))
+    return top, moving, picture, left - picture

@@ -257,7 +257,7 @@ def test_the_log_says_what_moved_from_where_to_where_and_why() -> None:
     for fact in (
         "serve splash-demo (deepseek_v3, 3.1 M) on cpu, 2 ranks",
         "24 requests arrive: 4,344 prompt tokens",
-        "target tp → dp: many short requests (predicted dp 12.1 ms, tp 19.3 ms)",
+        "target tp → dp: many short requests",
         "24 requests stage tp → dop: 96.0 KiB, rank 0 → 1 48.0 KiB, 1 → 0 48.0 KiB",
         "24 requests flip tp → dop: 96.0 KiB staged over 8–14 steps",
         "24 requests toggle dop → dp: nothing moved",

@@ -21,14 +21,18 @@ def _title(view: Snapshot, width: int) -> Text:
     if view.run is None:
         left.append(" waiting for the engine", palette.LABEL)
     else:
-        ranks = plural(view.run.ranks, "rank")
         left.append(f" {view.model}", palette.STRONG)
-        left.append(f" on {view.hardware}, {ranks} ", palette.LABEL)
+        left.append(f" on {view.hardware}", palette.LABEL)
     right = _moment(view, with_step=width >= 100 or not view.note)
     if view.note:
         room = max(12, width - 38 - right.cell_len)
         note = view.note if len(view.note) <= room else view.note[: room - 1] + "…"
         right = line((f" {note} ", palette.NOTE)).append_text(right)
+    if view.run is not None:
+        ranks = f", {plural(view.run.ranks, 'rank')}"
+        if not view.note or left.cell_len + len(ranks) + 1 + right.cell_len <= width:
+            left.append(ranks, palette.LABEL)
+        left.append(" ")
     return spread(left, right, width)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.style import Style
 from rich.text import Text
 
+from splash.core.events import PolicyAsked
 from splash.tui import palette
 from splash.tui.moves import Move
 from splash.tui.state import Snapshot
@@ -12,7 +13,7 @@ from splash.tui.texts import list_links, outcome_of, show_predicted
 from splash.tui.units import clean, plural, show_bytes, show_count, show_share
 from splash.tui.views.lines import bar, line, spread
 
-DETAILS = ((130, 37), (96, 22), (0, 0))
+DETAILS = ((130, 38), (96, 23), (0, 0))
 """From which width on a move also says between which ranks its bytes travel, and the cells for that."""
 
 
@@ -47,7 +48,7 @@ def _switch(view: Snapshot, width: int) -> Text:
         return _steady(view)
     left = line((" switch ", palette.LABEL)).append_text(arrow(switch.old, switch.new))
     left.append(f"  {clean(switch.reason)}", palette.PLAIN)
-    if switch.predicted:
+    if switch.predicted and view.asked is None:
         left.append(f"  predicted {show_predicted(switch.predicted)}", palette.LABEL)
     right = line(
         (f"  {show_count(view.flips_left)}", palette.STRONG),
@@ -57,13 +58,23 @@ def _switch(view: Snapshot, width: int) -> Text:
 
 
 def _steady(view: Snapshot) -> Text:
-    text = line((" no switch is open", palette.LABEL))
     away = view.num_running - view.running.get(view.target, 0)
+    if view.decided is not None and view.decided.chosen == view.target and not away:
+        return _since(view, view.decided)
+    text = line((" no switch is open", palette.LABEL))
     if view.num_running and not away:
         text.append(f", all {plural(view.num_running, 'running request')} in {view.target}", palette.LABEL)
     elif away:
         text.append(f", {show_count(away)} of {plural(view.num_running, 'request')} not in {view.target}")
     return text
+
+
+def _since(view: Snapshot, decided: PolicyAsked) -> Text:
+    """Where all requests are, and why."""
+    text = line((f" all {plural(view.num_running, 'running request')} in ", palette.LABEL))
+    text.append(view.target, palette.ink(view.target))
+    text.append(f" since step {show_count(decided.step)}: ", palette.LABEL)
+    return text.append(clean(decided.reason), palette.PLAIN)
 
 
 def _move(move: Move, width: int) -> Text:
