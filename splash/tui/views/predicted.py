@@ -15,25 +15,34 @@ BEST = "▸"
 
 
 def predicted(view: Snapshot, width: int) -> Text:
-    """`decode step ▸O dop 71.5 ms  T tp 73.0 ms, observed 72.4 ms  …`, layouts in their colours, the best first;
-    empty where nothing is predicted, or nothing fits."""
+    """`decode step ▸O dop 71.5 ms  T tp 73.0 ms, observed 72.4 ms  …`, or `ms ▸O 71.5  T 73/72.4  …`, layouts in
+    their colours, the best first; empty where nothing is predicted, or nothing fits."""
     if view.asked is None:
         return line()
-    forms = (_figures(view.asked, with_names=names, with_label=label) for names, label in FORMS)
+    forms = (_figures(view.asked, label, with_names=names) for label, names in FORMS)
     return next((text for text in forms if text.cell_len <= width), line())
 
 
-FORMS = ((True, "predicted decode step "), (True, "step "), (False, "step "), (False, ""))
-"""(layouts by name or by letter, what the figures are), the fullest first."""
+FORMS = (
+    ("predicted decode step ", True),
+    ("step ", True),
+    ("predicted decode step, ms ", False),
+    ("ms ", False),
+)
+"""(what the figures are, whether layouts are named), the fullest first."""
 
 
-def _figures(asked: PolicyAsked, *, with_names: bool, with_label: str) -> Text:
-    text = line((with_label, palette.LABEL))
+def _figures(asked: PolicyAsked, label: str, *, with_names: bool) -> Text:
+    show, observed = (show_seconds, ", observed ") if with_names else (_milliseconds, "/")
+    text = line((label, palette.LABEL))
     for place, (name, seconds) in enumerate(sorted(asked.predicted.items(), key=lambda item: item[1])):
         known = f"{palette.letter(name)} {name}" if with_names else palette.letter(name)
         text.append("  " if place else "")
-        text.append(f"{'' if place else BEST}{known} {show_seconds(seconds)}", palette.ink(name, place == 0))
+        text.append(f"{'' if place else BEST}{known} {show(seconds)}", palette.ink(name, place == 0))
         if name == asked.target and asked.observed_s is not None:
-            text.append(", observed " if with_names else "/", palette.LABEL)
-            text.append(show_seconds(asked.observed_s), palette.STRONG)
+            text.append(observed, palette.LABEL).append(show(asked.observed_s), palette.STRONG)
     return text
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g}" if seconds < 1 else f"{seconds * 1e3:.0f}"
