@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from splash.spec.model import ModelSpec
+from splash.spec.storage import KVStorage, WeightStorage, field_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Precision:
@@ -22,3 +25,21 @@ class Precision:
     """Of one token and attention layer, all KV heads, without index keys."""
     index_bytes: float
     """Of one token and layer with an indexer."""
+
+    @classmethod
+    def of(cls, spec: ModelSpec, weights: WeightStorage, kv: KVStorage) -> Precision:
+        """The number formats of a deployment. Where a device has no kernel for one, the cost model falls back."""
+        fields = {
+            field.name: field for layer in range(spec.num_layers) for field in spec.layer_kv_fields(layer, 1)
+        }
+        index = fields.pop("index", None)
+        plain = "float32" if weights.plain == 4 else "bfloat16"
+        return cls(
+            attention=weights.name,
+            experts=weights.name,
+            kda=plain if weights.name == "fp8_block" else weights.name,
+            dense=plain,
+            activation_bytes=weights.plain,
+            kv_bytes=float(sum(field_bytes(spec, field, kv) for field in fields.values())),
+            index_bytes=0.0 if index is None else field_bytes(spec, index, kv) / index.pool,
+        )

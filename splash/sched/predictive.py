@@ -10,13 +10,14 @@ expected to last as long as the work that it was computed from.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from splash.layout.layouts import LAYOUTS, Layout, Placement, Projection, assigned
 from splash.layout.work import DecodeRows, PromptRows, Work
-from splash.sched.batch import RowBytes, chunk_method
+from splash.sched.batch import chunk_method
+from splash.sched.limits import Limits
 from splash.sched.policy import Decision, Load
 from splash.sched.target import Target
 
@@ -40,37 +41,6 @@ class Prices(Protocol):
     def step_s(self, work: Work) -> float:
         """Seconds of one step."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What one layout holds, in tokens."""
-
-    tokens: int
-    """Distinct tokens over all ranks."""
-    request_tokens: int
-    """Of the longest single request."""
-    state_tokens: int = 0
-    """Those that one request's recurrent state takes the room of."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the deployment allows: what batches are made of, and what a move costs."""
-
-    room: Mapping[str, Room]
-    """By layout."""
-    max_running: int
-    token_budget: int
-    row_bytes: RowBytes
-    token_bytes: int
-    """KV of one token, all groups and layers."""
-    groups: int
-    """KV groups."""
-    shard_bytes: int
-    """One head shard of the attention weights that change place."""
-    copy_bytes_per_s: float
-    """At which background copies arrive on a rank."""
 
 
 @dataclass(frozen=True, slots=True)

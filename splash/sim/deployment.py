@@ -15,17 +15,16 @@ from splash.kv.geometry import PoolGeometry
 from splash.kv.sections import Field, PageFormat, Section
 from splash.kv.slots import MemoryPlan, ShardFormat
 from splash.kv.state import row_alignment, state_format, state_sections
-from splash.layout.capacity import PoolRoom, RankMemory, rank_memory, request_tokens, total_tokens
+from splash.layout.capacity import RankMemory, rank_memory
 from splash.layout.holders import Topology
-from splash.layout.layouts import LAYOUTS
 from splash.sched.batch import RowBytes
+from splash.sched.limits import Limits, limits_of
 from splash.sched.policy import Policy
-from splash.sched.predictive import Limits, Room
 from splash.sched.scheduler import Scheduler
 from splash.sched.step import Clock
 from splash.sim.fitting import MOST_RANKS, remedies, shortage
 from splash.spec.model import ModelSpec
-from splash.spec.storage import field_bytes, kv_storage, token_bytes, weight_storage
+from splash.spec.storage import kv_storage, token_bytes, weight_storage
 
 BLOCK_SIZE = 64
 """Tokens of a page on GPUs (DESIGN §3)."""
@@ -98,26 +97,7 @@ class SimDeployment:
 
     def limits(self) -> Limits:
         """What the policy has to know of it."""
-        geometry, size = self.memory.geometry, self.memory.pages.block_size
-        room = PoolRoom(geometry.kv_pages(1), geometry.kv_pages(self.topo.ranks))
-        one_state = PoolRoom(self.memory.state_pages, self.memory.state_pages)
-        return Limits(
-            room={
-                name: Room(
-                    total_tokens(layout, room, self.topo, size),
-                    request_tokens(layout, room, self.topo, size),
-                    total_tokens(layout, one_state, self.topo, size),
-                )
-                for name, layout in LAYOUTS.items()
-            },
-            max_running=self.config.max_running,
-            token_budget=self.config.token_budget,
-            row_bytes=RowBytes.of(self.spec),
-            token_bytes=self.memory.pages.token_bytes * self.topo.groups,
-            groups=self.topo.groups,
-            shard_bytes=geometry.shard_bytes,
-            copy_bytes_per_s=self.config.copy_share * self.config.copy_bytes_per_s,
-        )
+        return limits_of(self.memory, self.topo, self.config, RowBytes.of(self.spec))
 
     def started(self, target: str, policy: str, note: str = "simulated") -> RunStarted:
         geometry = self.memory.geometry
@@ -179,22 +159,8 @@ def memory_of(spec: ModelSpec, profile: HardwareProfile, settings: Settings) -> 
 
 
 def precision_of(spec: ModelSpec, settings: Settings) -> Precision:
-    """The number formats of a deployment. Where the device has no kernel for one, the cost model falls back."""
-    weights, kv = weight_storage(settings.weights), kv_storage(settings.kv)
-    fields = {
-        field.name: field for layer in range(spec.num_layers) for field in spec.layer_kv_fields(layer, 1)
-    }
-    index = fields.pop("index", None)
-    plain = "float32" if weights.plain == 4 else "bfloat16"
-    return Precision(
-        attention=weights.name,
-        experts=weights.name,
-        kda=plain if weights.name == "fp8_block" else weights.name,
-        dense=plain,
-        activation_bytes=weights.plain,
-        kv_bytes=float(sum(field_bytes(spec, field, kv) for field in fields.values())),
-        index_bytes=0.0 if index is None else field_bytes(spec, index, kv) / index.pool,
-    )
+    """The number formats of a deployment."""
+    return Precision.of(spec, weight_storage(settings.weights), kv_storage(settings.kv))
 
 
 def _memory_plan(model: str, spec: ModelSpec, profile: HardwareProfile, settings: Settings) -> MemoryPlan:
