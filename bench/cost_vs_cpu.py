@@ -256,7 +256,8 @@ def main(
     state = idleness()
     warn_if_busy(state)
     config = EngineConfig(ranks=ranks, layout=TOUR[0])
-    cost = cost_model(open_deployment(folder, config), load_profile(profile))
+    deployment = open_deployment(folder, config)
+    cost = cost_model(deployment.checkpoint.spec, deployment.config, load_profile(profile))
     lines = {}
     if json_file is not None and json_file.exists():
         lines = {key(each): priced(each, cost) for each in json.loads(json_file.read_text())["lines"]}

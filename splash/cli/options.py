@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 import splash
-from splash.core.config import EngineConfig, SchedulerConfig
+from splash.core.config import EngineConfig, PolicyConfig, SchedulerConfig
 from splash.core.params import SamplingParams
 from splash.layout.layouts import LAYOUTS
 
@@ -18,6 +18,7 @@ DEMO = Path(splash.__file__).parent / "_demo"
 DEFAULT_MAX_TOKENS = 128
 ENGINE = EngineConfig()
 SCHEDULER = SchedulerConfig()
+POLICY = PolicyConfig()
 AUTO = "auto"
 
 
@@ -28,7 +29,18 @@ STORED_TYPES = ("fp8_block", "int8")
 """Of weights; beside the compute types, on simulated hardware."""
 SIMULATED_ONLY = frozenset({"speed", "memory_fraction", "request_tokens"})
 SERVED_ONLY = frozenset(
-    ("prompt", "verify", "temperature", "top_k", "top_p", "min_p", "ignore_eos", "kv_pages", "pool_mib")
+    (
+        "prompt",
+        "verify",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "ignore_eos",
+        "kv_pages",
+        "pool_mib",
+        "policy",
+    )
 )
 
 
@@ -57,6 +69,10 @@ class Options:
     require_device: bool
     ranks: int
     layout: str
+    policy: str
+    objective: str
+    ttft: float | None
+    tpot: float | None
     prompt: tuple[str, ...]
     workload: str | None
     max_tokens: int | None
@@ -133,6 +149,12 @@ class Options:
             pool_mib=self.pool_mib,
             seed=self.seed,
             scheduler=scheduler,
+            policy=PolicyConfig(
+                kind=self.policy,  # type: ignore[arg-type]
+                objective=self.objective,  # type: ignore[arg-type]
+                ttft_s=self.ttft,
+                tpot_s=self.tpot,
+            ),
         )
 
     def sampling(self) -> SamplingParams:
@@ -175,6 +197,28 @@ OPTIONS = (
         default=ENGINE.layout,
         show_default=True,
         help=f"{', '.join(LAYOUTS)}, or auto: a policy decides while requests run.",
+    ),
+    click.option(
+        "--policy",
+        type=click.Choice(["cost", "thresholds"]),
+        default=POLICY.kind,
+        show_default=f"{POLICY.kind}; simulated: cost",
+        help="How auto decides: by times predicted on the port's hardware profile, or by the load alone.",
+    ),
+    click.option(
+        "--objective",
+        type=click.Choice(["throughput", "latency", "goodput"]),
+        default=POLICY.objective,
+        show_default=True,
+        help="What the cost policy is after.",
+    ),
+    click.option(
+        "--ttft",
+        type=click.FloatRange(min=0, min_open=True),
+        help="Seconds to the first token of a good request.",
+    ),
+    click.option(
+        "--tpot", type=click.FloatRange(min=0, min_open=True), help="Seconds a token of a good request."
     ),
     click.option("--prompt", metavar="TEXT", multiple=True, help="Serve this prompt; repeat for more."),
     click.option(

@@ -9,6 +9,8 @@ from typing import Literal
 from splash.core.errors import ConfigError
 
 ReplicaPolicy = Literal["keep", "drop"]
+PolicyKind = Literal["cost", "thresholds"]
+Objective = Literal["throughput", "latency", "goodput"]
 
 COPY_BANDWIDTH = 4.0e9
 """Bytes per second, assumed where there is no hardware profile: what a core of 2020 and later copies in pages."""
@@ -65,6 +67,28 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyConfig:
+    """How `--layout auto` decides."""
+
+    kind: PolicyKind = "thresholds"
+    """cost: by predicted times, on the hardware profile of the port's name."""
+    objective: Objective = "throughput"
+    """What is best; thresholds know throughput only."""
+    ttft_s: float | None = None
+    """Seconds within which a good request has its first token; None: any."""
+    tpot_s: float | None = None
+    """Seconds a token of a good request."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("cost", "thresholds"):
+            raise ConfigError(f"the policy is '{self.kind}'; use cost or thresholds (--policy)")
+        if self.kind == "thresholds" and self.objective != "throughput":
+            raise ConfigError(f"--objective {self.objective} needs --policy cost: thresholds do not predict")
+        if self.objective == "goodput" and self.ttft_s is None and self.tpot_s is None:
+            raise ConfigError("--objective goodput needs --ttft or --tpot")
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """One engine: a model on a number of ranks of one port."""
 
@@ -82,6 +106,8 @@ class EngineConfig:
     """Size of each rank's pool (weight slots included), MiB."""
     seed: int = 0
     scheduler: SchedulerConfig = SchedulerConfig()
+    policy: PolicyConfig = PolicyConfig()
+    """Of layout auto."""
 
     def __post_init__(self) -> None:
         if self.ranks < 1:

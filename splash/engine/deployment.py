@@ -10,20 +10,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from splash.core.config import EngineConfig
-from splash.core.env import config_dir, debug
+from splash.core.env import debug
 from splash.core.errors import CapacityError, ConfigError, RequestError
 from splash.core.events import EventSink, RunStarted
 from splash.core.params import SamplingParams
 from splash.engine.detok import Detokenizer
+from splash.engine.pricing import open_policy, port_profile
 from splash.engine.text import Text, open_text
 from splash.hal.protocol import Backend
-from splash.hw.load import known_profiles, load_profile
 from splash.kv.slots import MemoryPlan, plan_memory
 from splash.layout.holders import Topology
 from splash.layout.layouts import TP, layout_named
 from splash.model.checkpoint import Checkpoint, open_checkpoint
 from splash.sched.batch import RowBytes
-from splash.sched.policy import Policy, ThresholdPolicy
+from splash.sched.policy import Policy
 from splash.sched.scheduler import Scheduler
 from splash.sched.step import Clock, Executor, ManualClock
 from splash.spec.model import ITEMSIZE
@@ -170,7 +170,10 @@ class Deployment:
         )
 
     def _policy(self) -> Policy | None:
-        return ThresholdPolicy() if self.config.layout == AUTO else None
+        """A new one: policies remember."""
+        if self.config.layout != AUTO:
+            return None
+        return open_policy(self.checkpoint.spec, self.config, self.memory, self.topo)
 
     def _first_target(self) -> str:
         return TP.name if self.config.layout == AUTO else self.config.layout
@@ -242,10 +245,8 @@ def _completed(config: EngineConfig, backend: Backend, max_position: int) -> Eng
 
 def _copy_bandwidth(port: str) -> float | None:
     """As the hardware profile of the port's name has it; None without one."""
-    user_folder = config_dir()
-    if port not in known_profiles(user_folder=user_folder):
-        return None
-    return load_profile(port, user_folder=user_folder).memory.copy_bandwidth.value
+    profile = port_profile(port)
+    return None if profile is None else profile.memory.copy_bandwidth.value
 
 
 def _kv_pages(config: EngineConfig, block_size: int) -> int | None:

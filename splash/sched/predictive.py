@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
+from splash.core.config import Objective
 from splash.layout.layouts import LAYOUTS, Layout, Placement, Projection, assigned
 from splash.layout.work import DecodeRows, PromptRows, Work
 from splash.sched.batch import chunk_method
@@ -23,8 +24,6 @@ from splash.sched.target import Target
 
 LONG = 4
 """A request is long from that many times the mean length on."""
-
-Objective = Literal["throughput", "latency", "goodput"]
 
 
 class Prices(Protocol):

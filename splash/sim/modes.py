@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from splash.core.config import Objective
 from splash.core.errors import ConfigError
 from splash.core.events import EventSink
 from splash.layout.layouts import LAYOUTS, TP
 from splash.sched.policy import Decision, Load, Policy
-from splash.sched.predictive import CAUTIOUS, RECKLESS, Objective, PredictivePolicy
+from splash.sched.predictive import CAUTIOUS, RECKLESS, PredictivePolicy
 from splash.sched.predictive import Targets as PolicyTargets
 from splash.sim.deployment import SimDeployment
 from splash.sim.executor import CostExecutor
