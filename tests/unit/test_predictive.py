@@ -1,0 +1,229 @@
+"""The predicting policy, with prices that are plain to see: which layout it wants, and when it leaves well alone."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import pytest
+
+from splash.layout.layouts import LAYOUTS
+from splash.layout.work import Work
+from splash.sched.batch import RowBytes
+from splash.sched.limits import Limits, Room
+from splash.sched.policy import Decision, Load
+from splash.sched.predictive import CAUTIOUS, PredictivePolicy, Targets
+
+FAR = 1.0
+"""Seconds of a step of decodes that no other layout is slower than."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """A step takes what its layout's decodes take, whatever they are, and as much again for each token of a prompt."""
+
+    decode_s: Mapping[str, float]
+    token_s: Mapping[str, float]
+    ranks: int = 2
+    keeps: float = float("inf")
+
+    def step_s(self, work: Work) -> float:
+        (name,) = {at.layout.name for at in work.places}
+        tokens = sum(chunk.count for chunk in work.prompts)
+        return self.decode_s.get(name, FAR) + tokens * self.token_s.get(name, 0.001)
+
+
+def limits(tokens: Mapping[str, int] | None = None, **changed: float) -> Limits:
+    """Room for `tokens` by layout, plenty where it is not said."""
+    plenty = 1_000_000
+    given = Limits(
+        room={
+            name: Room((tokens or {}).get(name, plenty), (tokens or {}).get(name, plenty)) for name in LAYOUTS
+        },
+        max_running=1000,
+        token_budget=512,
+        row_bytes=RowBytes(16, 2),
+        token_bytes=1,
+        groups=1,
+        shard_bytes=0,
+        copy_bytes_per_s=1e12,
+    )
+    return replace(given, **changed)  # type: ignore[arg-type]
+
+
+def policy(
+    decode_s: Mapping[str, float],
+    *,
+    at: Limits | None = None,
+    token_s: Mapping[str, float] | None = None,
+    **options: object,
+) -> PredictivePolicy:
+    return PredictivePolicy(Prices(decode_s, token_s or {}), at or limits(), **options)  # type: ignore[arg-type]
+
+
+def load(
+    *,
+    step: int = 1000,
+    running: int = 4,
+    length: int = 100,
+    output: int = 50,
+    waiting: int = 0,
+    target: str = "tp",
+    decode_s: float | None = None,
+) -> Load:
+    return Load(
+        step=step,
+        lengths=[length] * running,
+        outputs=[output] * running,
+        prompts=[],
+        waiting=[length] * waiting,
+        memory_bound=False,
+        target=target,
+        decode_s=decode_s,
+    )
+
+
+def target(decision: Decision | None) -> str:
+    assert decision is not None
+    return decision.target
+
+
+# ---- what it wants
+
+
+def test_it_goes_where_steps_are_shorter_and_says_so() -> None:
+    decision = policy({"tp": 0.020, "dop": 0.010}).decide(load())
+    assert target(decision) == "dop"
+    assert decision is not None
+    assert decision.predicted == pytest.approx(dict.fromkeys(LAYOUTS, FAR) | {"tp": 0.020, "dop": 0.010})
+    assert "10 ms instead of 20" in decision.reason
+
+
+def test_without_requests_there_is_no_question() -> None:
+    assert policy({"tp": 0.020, "dop": 0.010}).decide(load(running=0)) is None
+
+
+def test_where_memory_binds_a_layout_that_admits_more_wins_though_its_steps_are_longer() -> None:
+    """Red when room is not part of the prediction: with room for all, the shorter steps win."""
+    prices, at_hand = {"tp": 0.010, "dop": 0.012}, load(running=8, waiting=56)
+    tight = limits({"tp": 1500, "dop": 9000})
+    decision = policy(prices, at=tight).decide(at_hand)
+    assert target(decision) == "dop"
+    assert decision is not None
+    assert "rows a step instead of" in decision.reason
+    assert target(policy(prices).decide(at_hand)) == "tp"
+
+
+@pytest.mark.parametrize("room", [Room(399, 10_000), Room(10_000, 99)])
+def test_a_layout_that_cannot_hold_what_runs_is_out_of_the_question(room: Room) -> None:
+    """Red when the tokens of all, or of the longest request, are not looked at. 4 requests of 100 tokens run."""
+    tight = limits()
+    tight = replace(tight, room={**tight.room, "dop": room})
+    decision = policy({"tp": 0.020, "dop": 0.010}, at=tight).decide(load())
+    assert target(decision) == "tp"
+    assert decision is not None
+    assert "dop" not in decision.predicted
+
+
+def test_a_present_layout_that_cannot_hold_what_runs_is_left_whatever_it_costs() -> None:
+    tight = limits({"tp": 399}, copy_bytes_per_s=1e-6)
+    decision = policy({"tp": 0.010, "dop": 0.020}, at=tight).decide(load())
+    assert target(decision) == "dop"
+    assert decision is not None
+    assert "tp cannot hold it" in decision.reason
+
+
+# ---- whether it pays
+
+
+@pytest.mark.parametrize(("dop_s", "wanted"), [(0.0099, "tp"), (0.0097, "dop")])
+def test_a_gain_within_the_margin_is_left_alone(dop_s: float, wanted: str) -> None:
+    assert CAUTIOUS.margin == 0.02
+    assert target(policy({"tp": 0.010, "dop": dop_s}).decide(load())) == wanted
+
+
+def test_a_target_is_kept_for_a_while() -> None:
+    """Red when the policy flaps: prices that change sides with every question move it once a dwell at most."""
+    prices = {"tp": 0.020, "dop": 0.010}
+    asked = policy(prices)
+    now, changes = "tp", []
+    for step in range(0, 400, 8):
+        prices["tp"], prices["dop"] = (0.010, 0.020) if now == "dop" else (0.020, 0.010)
+        wanted = target(asked.decide(load(step=step, target=now)))
+        if wanted != now:
+            changes.append(step)
+            now = wanted
+    assert len(changes) > 3
+    assert all(b - a >= CAUTIOUS.dwell_steps for a, b in itertools.pairwise(changes))
+
+
+def test_a_move_that_outlasts_its_advantage_is_not_made() -> None:
+    """Red when copies are taken for free: the same load moves over a fast link, or where moves are free."""
+    prices, slow = {"tp": 0.020, "dcp": 0.010, "dop": 0.015}, limits(copy_bytes_per_s=100.0)
+    at_hand = load(target="dop")
+    assert target(policy(prices, at=slow).decide(at_hand)) == "dop"
+    assert target(policy(prices, at=slow, free=True).decide(at_hand)) == "dcp"
+    assert target(policy(prices).decide(at_hand)) == "dcp"
+
+
+def test_a_change_that_stops_the_service_must_earn_that_back() -> None:
+    prices, at_hand = {"tp": 0.020, "dop": 0.010}, load(output=100)
+    assert target(policy(prices, fixed_cost_s=0.5).decide(at_hand)) == "dop"  # 1 s is gained
+    assert target(policy(prices, fixed_cost_s=1.5).decide(at_hand)) == "tp"
+
+
+# ---- what it learns
+
+
+def test_observed_steps_correct_the_predictions_of_their_layout() -> None:
+    """Red when the ratio of observed to predicted is not learned, or is taken for that of other layouts too."""
+    asked = policy({"tp": 0.010, "dop": 0.020})
+    assert target(asked.decide(load(step=0))) == "tp"
+    for step in range(8, 400, 8):
+        decision = asked.decide(load(step=step, decode_s=0.030))
+        if target(decision) == "dop":
+            break
+    assert decision is not None
+    assert target(decision) == "dop"
+    assert decision.predicted["tp"] > 0.020
+    assert decision.predicted["dop"] == pytest.approx(0.020)
+
+
+def test_a_correction_settles_at_what_is_observed() -> None:
+    asked = policy({"tp": 0.010})
+    for step in range(0, 8 * 100, 8):
+        decision = asked.decide(load(step=step, decode_s=0.030))
+    assert decision is not None
+    assert decision.predicted["tp"] == pytest.approx(0.030, rel=1e-3)
+
+
+# ---- what it is after
+
+STEPS_S = {"dop": 0.010, "dcp": 0.012}
+"""Of 4 requests that run and 4 that wait with 500 tokens each, 64 steps for twice as many as run at a time take 1.28 s
+under dop and 1.54 s under dcp, and prompts 2 s under dop. What one request feels is twice the prompts, once the steps."""
+
+
+@pytest.mark.parametrize(
+    ("objective", "targets", "prompts_s", "wanted"),
+    [
+        ("throughput", Targets(), 1.9, "dop"),
+        ("latency", Targets(), 1.9, "dcp"),
+        ("throughput", Targets(), 1.8, "dop"),
+        ("goodput", Targets(ttft_s=1.0), 1.8, "dcp"),
+        ("goodput", Targets(ttft_s=1.0, tpot_s=0.010), 1.8, "dop"),
+    ],
+)
+def test_objectives_differ_where_they_should(
+    objective: str, targets: Targets, prompts_s: float, wanted: str
+) -> None:
+    """`prompts_s`: of all prompts under dcp."""
+    asked = policy(
+        STEPS_S,
+        token_s={"dop": 2.0 / 2000, "dcp": prompts_s / 2000},
+        at=limits(max_running=4),
+        objective=objective,
+        targets=targets,
+    )
+    assert target(asked.decide(load(length=500, waiting=4))) == wanted
