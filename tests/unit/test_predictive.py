@@ -202,7 +202,8 @@ def test_a_correction_settles_at_what_is_observed() -> None:
 
 STEPS_S = {"dop": 0.010, "dcp": 0.012}
 """Of 4 requests that run and 4 that wait with 500 tokens each, 64 steps for twice as many as run at a time take 1.28 s
-under dop and 1.54 s under dcp, and prompts 2 s under dop. What one request feels is twice the prompts, once the steps."""
+under dop and 1.54 s under dcp; prompts take 2 s under dop. What one request feels is twice the prompts and once the
+steps."""
 
 
 @pytest.mark.parametrize(
