@@ -35,6 +35,9 @@ class CostExecutor:
         self._busy_until_ns = [0] * cost.ranks
         self._results: deque[tuple[int, StepResult]] = deque()
 
+    def begin(self) -> None:
+        """Planning takes no time."""
+
     def submit(self, plan: StepPlan) -> None:
         work, sampled = self._mirror.apply(plan)
         start_ns = self._clock.now_ns

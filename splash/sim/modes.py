@@ -22,7 +22,7 @@ from splash.sim.deployment import SimDeployment
 from splash.sim.executor import CostExecutor
 from splash.sim.record import Recorder
 from splash.sim.result import RunResult, Targets
-from splash.sim.run import Simulation
+from splash.sim.run import Arrivals, Simulation
 from splash.sim.workload import NANOSECONDS, Workload
 
 AUTO, ORACLE, RESTART = "auto", "oracle", "restart"
@@ -154,7 +154,7 @@ def simulation(
             token_bytes=deployment.memory.pages.token_bytes,
             free_copies=mode == ORACLE,
         ),
-        workload=workload,
+        source=Arrivals(workload),
         sinks=sinks,
         started=deployment.started(target, "fixed" if policy is None else policy.name, note),
         switches=switches,

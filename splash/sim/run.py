@@ -9,23 +9,56 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from splash.core.errors import CapacityError, RequestError
 from splash.core.events import Event, EventSink, RunStarted
 from splash.core.params import SamplingParams
 from splash.core.request import Request
 from splash.sched.scheduler import Scheduler
-from splash.sched.step import StepPlan
+from splash.sched.step import Executor, StepPlan
 from splash.sim.clock import VirtualClock, seconds
-from splash.sim.executor import CostExecutor
 from splash.sim.workload import Arrival, Workload
 
 MAX_JUMP = 256
 """Steps that are priced at once."""
 
 
+class Source(Protocol):
+    """Requests that have not come yet."""
+
+    @property
+    def next_ns(self) -> int | None:
+        """When the next one comes; None if none is due at a known time."""
+        ...
+
+    def take(self, now_ns: int) -> Iterable[Request]:
+        """Those that have come by now, in order."""
+        ...
+
+    def ended(self, request: int, now_ns: int) -> None:
+        """A request has ended."""
+        ...
+
+
+class SimulatedExecutor(Executor, Protocol):
+    """Results without ranks: it moves the clock."""
+
+    def begin(self) -> None:
+        """There is work, and a step is about to be planned: the clock moves to when that is."""
+        ...
+
+    def ends_ahead(self, num_steps: int) -> list[int]:
+        """When each of the next `num_steps` steps of the present decodes will end, nanoseconds."""
+        ...
+
+    def advance(self, num_steps: int, end_ns: int) -> None:
+        """The present decodes have made `num_steps` steps, the last of which ended at `end_ns`."""
+        ...
+
+
 class Arrivals:
-    """The requests of a workload that have not come yet. One that waits for another is due once that has ended."""
+    """Of a workload. One that waits for another is due once that has ended; ids are places in the workload."""
 
     def __init__(self, workload: Workload) -> None:
         self._arrivals = workload.arrivals
@@ -38,20 +71,23 @@ class Arrivals:
 
     @property
     def next_ns(self) -> int | None:
-        """When the next one comes; None if none is due at a known time."""
         return self._due[0][0] if self._due else None
 
-    def take(self, now_ns: int) -> Iterable[tuple[int, int, Arrival]]:
-        """(time, index, arrival) of those that have come by now, in order."""
+    def take(self, now_ns: int) -> Iterable[Request]:
         while self._due and self._due[0][0] <= now_ns:
             time_ns, index = heapq.heappop(self._due)
-            yield time_ns, index, self._arrivals[index]
+            yield _request(index, self._arrivals[index], time_ns)
 
-    def ended(self, index: int, now_ns: int) -> None:
-        """A request has ended: those that wait for it come after their delay."""
-        for follower in self._followers.pop(index, ()):
+    def ended(self, request: int, now_ns: int) -> None:
+        """Those that wait for it come after their delay."""
+        for follower in self._followers.pop(request, ()):
             arrival = self._arrivals[follower]
             heapq.heappush(self._due, (max(arrival.time_ns, now_ns + arrival.delay_ns), follower))
+
+
+def _request(index: int, arrival: Arrival, time_ns: int) -> Request:
+    params = SamplingParams(max_tokens=arrival.output_tokens, ignore_eos=True)
+    return Request(index, (0,) * arrival.prompt_tokens, params, arrival_s=seconds(time_ns))
 
 
 class Simulation:
@@ -61,8 +97,8 @@ class Simulation:
         self,
         *,
         scheduler: Callable[[VirtualClock, EventSink], Scheduler],
-        executor: Callable[[VirtualClock], CostExecutor],
-        workload: Workload,
+        executor: Callable[[VirtualClock], SimulatedExecutor],
+        source: Source,
         sinks: Iterable[EventSink],
         started: RunStarted,
         switches: Sequence[tuple[int, str]] = (),
@@ -76,23 +112,26 @@ class Simulation:
         self._sinks = tuple(sinks)
         self._scheduler = scheduler(self._clock, self._emit)
         self._executor = executor(self._clock)
-        self._arrivals = Arrivals(workload)
+        self._source = source
         self._switches = deque(sorted(switches, key=lambda switch: switch[0]))
         self._jumps = jumps
         self._on_plan = on_plan
         self.refused: list[tuple[int, RequestError]] = []
-        """Requests that could not be served, by index."""
+        """Requests that could not be served, by id."""
         self._emit(started)
 
     def step(self) -> bool:
         """One step, or several alike; False when nothing is left to do."""
         self._take_arrivals()
+        if self._scheduler.has_work():
+            self._executor.begin()
+            self._take_arrivals()
         self._take_switches()
         if self._jumps and self._jump():
             return True
         if self._single():
             return True
-        next_ns = self._arrivals.next_ns
+        next_ns = self._source.next_ns
         if next_ns is None:
             return False
         self._clock.move_to(max(self._clock.now_ns, next_ns))
@@ -114,14 +153,12 @@ class Simulation:
     # ---- parts
 
     def _take_arrivals(self) -> None:
-        for time_ns, index, arrival in self._arrivals.take(self._clock.now_ns):
-            params = SamplingParams(max_tokens=arrival.output_tokens, ignore_eos=True)
-            request = Request(index, (0,) * arrival.prompt_tokens, params, arrival_s=seconds(time_ns))
+        for request in self._source.take(self._clock.now_ns):
             try:
                 self._scheduler.add(request)
             except RequestError as error:
-                self.refused.append((index, error))
-                self._arrivals.ended(index, self._clock.now_ns)
+                self.refused.append((request.id, error))
+                self._source.ended(request.id, self._clock.now_ns)
 
     def _take_switches(self) -> None:
         while self._switches and self._switches[0][0] <= self._scheduler.next_step:
@@ -141,7 +178,7 @@ class Simulation:
         self._scheduler.prepare()
         for output in self._scheduler.update(self._executor.collect()):
             if output.finish_reason is not None:
-                self._arrivals.ended(output.request, self._clock.now_ns)
+                self._source.ended(output.request, self._clock.now_ns)
         return True
 
     def _jump(self) -> bool:
@@ -153,7 +190,7 @@ class Simulation:
             return False
         start_ns = self._clock.now_ns
         ends = self._executor.ends_ahead(num_steps)
-        next_ns = self._arrivals.next_ns
+        next_ns = self._source.next_ns
         if next_ns is not None:
             ends = ends[: sum(end < next_ns for end in ends) + 1]
         starts = [start_ns, *ends]

@@ -19,7 +19,7 @@ from splash.sim.deployment import SimDeployment, deploy
 from splash.sim.executor import CostExecutor
 from splash.sim.modes import AUTO, MODES, ORACLE, RESTART, RESTART_S, better, modes_named, simulate
 from splash.sim.presets import choose
-from splash.sim.run import Simulation
+from splash.sim.run import Arrivals, Simulation
 from splash.sim.traces import load
 from splash.sim.workload import Arrival, Workload
 
@@ -57,7 +57,7 @@ def followed(
         executor=lambda clock: CostExecutor(
             deployment.cost, clock, token_bytes=deployment.memory.pages.token_bytes
         ),
-        workload=workload,
+        source=Arrivals(workload),
         sinks=[events.append],
         started=deployment.started(target, "test"),
         jumps=jumps,
