@@ -127,7 +127,9 @@ def allowed_ranks(spec: ModelSpec, at_most: int) -> tuple[int, ...]:
 
 DEFAULT_MODEL = "deepseek-v3.2"
 
-_DEFAULT_MODELS: Mapping[str, str] = MappingProxyType({"b200": "glm-5.3", "bw1000": "glm-5.3-flash"})
+_DEFAULT_MODELS: Mapping[str, str] = MappingProxyType(
+    {"b200": "glm-5.3", "bw1000": "glm-5.3-flash", "h100": "glm-5.3-flash", "k100ai": "glm-5.3-flash"}
+)
 
 _ROWS: Mapping[str, tuple[str, Settings]] = MappingProxyType(
     {

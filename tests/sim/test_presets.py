@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from splash.core.errors import CheckpointError, ConfigError
-from splash.hw.load import load_profile
+from splash.hw.load import known_profiles, load_profile
 from splash.hw.profile import ProfileError
 from splash.layout.layouts import DP
-from splash.sim.deployment import memory_of
+from splash.sim.deployment import deploy, memory_of
 from splash.sim.presets import adapted, choose, find_model, preset
 from splash.spec.known import known_models
 from tests.unit import config_shapes as shapes
@@ -80,3 +80,11 @@ def test_unknown_names_are_answered_with_the_known_ones(tmp_path: Path) -> None:
 def test_profiles_have_what_drivers_report(name: str, gib: float) -> None:
     """Red when a datasheet's decimal gigabytes come back: the capacity table is computed with these totals."""
     assert load_profile(name).memory.capacity.value / 2**30 == pytest.approx(gib, abs=0.005)
+
+
+@pytest.mark.parametrize("hw", sorted(set(known_profiles()) - {"cpu"}))
+def test_the_usual_model_of_each_device_fits(hw: str) -> None:
+    """Red when `splash run --hw NAME` alone ends with a lack of memory."""
+    choice = choose(None, hw)
+    deployed = deploy(choice.model.name, choice.model.spec, choice.profile, choice.settings)
+    assert deployed.limits().room["tp"].tokens > choice.settings.max_running

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from splash.core.errors import CapacityError, ConfigError
-from splash.core.events import Event, StepDone
+from splash.core.events import Event, StepDone, TargetChanged
 from splash.layout.layouts import LAYOUTS
 from splash.sched.predictive import PredictivePolicy
 from splash.sched.step import StepPlan
@@ -42,7 +42,13 @@ def tight(deployment: SimDeployment, pages: int) -> SimDeployment:
 
 
 def followed(
-    deployment: SimDeployment, workload: Workload, *, jumps: bool, target: str = "tp", auto: bool = False
+    deployment: SimDeployment,
+    workload: Workload,
+    *,
+    jumps: bool,
+    target: str = "tp",
+    auto: bool = False,
+    switches: tuple[tuple[int, str], ...] = (),
 ) -> tuple[dict[int, StepPlan], list[Event], Simulation]:
     """Plans by step, events and the simulation at its end."""
     plans: dict[int, StepPlan] = {}
@@ -60,6 +66,7 @@ def followed(
         source=Arrivals(workload),
         sinks=[events.append],
         started=deployment.started(target, "test"),
+        switches=switches,
         jumps=jumps,
         on_plan=keep,
     )
@@ -82,6 +89,23 @@ def test_a_jump_is_single_steps(text: str, target: str, auto: bool) -> None:
     assert _told(fast) == _told(slow)
     for a, b in zip(one.scheduler.store.pools, many.scheduler.store.pools, strict=True):
         assert a.counts() == b.counts()
+
+
+def test_a_jump_ends_where_a_switch_is() -> None:
+    """Red when steps are jumped over at which a layout was to become the target."""
+    workload, deployment = load("rl-drain:prompts=4,samples=4,cap=600", seed=1), deployed("deepseek-v3.2")
+    switches = ((301, "dp"), (77, "dop"))
+    single, slow, _ = followed(deployment, workload, jumps=False, auto=True, switches=switches)
+    jumped, fast, _ = followed(deployment, workload, jumps=True, auto=True, switches=switches)
+    changed = [
+        event for event in fast if isinstance(event, TargetChanged) and event.reason.startswith("--switch")
+    ]
+    assert [(event.step, event.new) for event in changed] == [(77, "dop"), (301, "dp")]
+    assert changed[-1] is [event for event in fast if isinstance(event, TargetChanged)][-1], (
+        "the policy went on"
+    )
+    assert len(jumped) < len(single)
+    assert _told(fast) == _told(slow)
 
 
 def test_a_jump_ends_where_memory_does() -> None:
