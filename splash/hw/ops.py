@@ -352,13 +352,9 @@ def _across_nodes(p: HardwareProfile, op: str, ranks: int, num_bytes: Count) -> 
     return p.node.network_latency.value + np.maximum(inside, network)
 
 
-def copy_s(p: HardwareProfile, num_bytes: Count, inter_node: bool = False) -> Seconds:
+def copy_s(p: HardwareProfile, num_bytes: Count) -> Seconds:
     """Of copying bytes from a peer's memory in the background of inference."""
-    if not inter_node:
-        return num_bytes / p.memory.copy_bandwidth.value
-    if p.node.network_bandwidth is None:
-        raise ProfileError(f"{p.name}: the profile has no [node] network_bandwidth to copy between nodes")
-    return num_bytes / p.node.network_bandwidth.value
+    return num_bytes / p.memory.copy_bandwidth.value
 
 
 def _roofline(kernel: Product | Indexer, flops: Count, num_bytes: Count) -> Seconds:

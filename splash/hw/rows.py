@@ -59,15 +59,16 @@ def row_tables(
     """The tables of one rank among `ranks`."""
     rows = np.arange(max_rows + 1, dtype=np.float64)
     heads = spec.attention.num_heads
-    gather = spec.num_layers * _collective(profile, "all_gather", ranks, spec, rows)
-    scatter = spec.num_layers * _collective(profile, "reduce_scatter", ranks, spec, rows)
+    hidden_bytes = spec.hidden_size * precision.activation_bytes * rows
+    gather = spec.num_layers * _collective(profile, "all_gather", ranks, hidden_bytes)
+    scatter = spec.num_layers * _collective(profile, "reduce_scatter", ranks, hidden_bytes)
     vocabulary = -(-spec.vocab_size // ranks)
     return RowTables(
         shard=_head_tables(spec, profile, precision, rows, heads // ranks, ranks),
         whole=_head_tables(spec, profile, precision, rows, heads, 1),
         replicated=_replicated(spec, profile, ranks, precision, rows),
         ffn=_ffns(spec, profile, ranks, precision, rows),
-        closing=2 * spec.num_layers * _collective(profile, "all_reduce", ranks, spec, rows),
+        closing=2 * spec.num_layers * _collective(profile, "all_reduce", ranks, hidden_bytes),
         scattered_closing=gather + scatter,
         head=ops.gemm_s(profile, rows, vocabulary, spec.hidden_size, precision.dense),
     )
@@ -192,7 +193,7 @@ def _moe(
     return seconds
 
 
-def _collective(profile: HardwareProfile, op: str, ranks: int, spec: ModelSpec, rows: Seconds) -> Seconds:
-    """One exchange of the rows' hidden states."""
+def _collective(profile: HardwareProfile, op: str, ranks: int, num_bytes: Seconds) -> Seconds:
+    """One exchange of the rows' hidden states, `num_bytes` of all rows; a rank receives f of them (all-reduce: 2 f)."""
     share = (1 - 1 / ranks) * (2 if op == "all_reduce" else 1)
-    return ops.collective_s(profile, op, ranks, share * rows * spec.hidden_size * 2)
+    return ops.collective_s(profile, op, ranks, share * num_bytes)

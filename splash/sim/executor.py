@@ -31,7 +31,7 @@ class CostExecutor:
         self._free = free_copies
         self._mirror = LengthMirror(cost.keeps)
         self._copying: deque[tuple[int, int]] = deque()
-        """(done at ns, id), in order of the time."""
+        """(done at ns, id), in the order in which they were queued."""
         self._busy_until_ns = [0] * cost.ranks
         self._results: deque[tuple[int, StepResult]] = deque()
 

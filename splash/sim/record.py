@@ -36,7 +36,6 @@ class Recorder:
         self._preemptions = self._decisions = self._steps = 0
         self._target = ""
         self._since_s = self._last_s = 0.0
-        self._decided_s: dict[str, float] = {}
         self._tokens = self._sampled_tokens = 0
         self._sampled_s = 0.0
 

@@ -1,0 +1,30 @@
+"""What depends on the number of rows alone."""
+
+import numpy as np
+import pytest
+
+from splash.hw import ops
+from splash.hw.load import load_profile
+from splash.hw.precision import Precision
+from splash.hw.rows import row_tables
+from splash.spec.known import known_model
+
+RANKS, ROWS = 8, 64
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("bfloat16", 2), ("float32", 4)])
+def test_hidden_states_travel_in_the_compute_type(dtype: str, size: int) -> None:
+    """Red when the collectives that close a layer take a type's size for granted: a CPU rank computes in float32."""
+    spec, profile = known_model("glm-4.7-flash"), load_profile("h200")
+    precision = Precision(dtype, dtype, dtype, dtype, size, kv_bytes=576.0 * size, index_bytes=0.0)
+    tables = row_tables(spec, profile, RANKS, precision, ROWS)
+    received = (1 - 1 / RANKS) * ROWS * spec.hidden_size * size
+
+    def seconds(op: str, num_bytes: float) -> float:
+        return spec.num_layers * float(ops.collective_s(profile, op, RANKS, num_bytes))
+
+    assert tables.closing[ROWS] == pytest.approx(2 * seconds("all_reduce", 2 * received))
+    assert tables.scattered_closing[ROWS] == pytest.approx(
+        seconds("all_gather", received) + seconds("reduce_scatter", received)
+    )
+    assert np.all(np.diff(tables.closing) > 0)
