@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from splash.cli.options import DEMO
+
 TIMEOUT_S = 600.0
 
 
@@ -34,14 +36,15 @@ def command(name: str, ranks: int, file: Path) -> int:
     """Time the operations that a step is made of, on an otherwise idle machine, and write a profile.
 
     Products, experts, attention, collectives and copies run as the engine runs them, on all ranks at once, for about a
-    minute. What operations do not show, such as the engine's own time between steps, is marked as assumed.
+    minute. Then the demo model is served for what operations do not show: the time between steps, and of layers.
     """
     from splash.core.errors import ConfigError
+    from splash.engine.overheads import measured_overheads
     from splash.exec.measure import mean_timings
     from splash.hal.registry import load_backend
-    from splash.hw.load import read_profile
+    from splash.hw.load import profile_from_table
     from splash.hw.measure import Measurement, measured_table
-    from splash.hw.write import profile_text
+    from splash.hw.write import profile_text, put, quantity
 
     if not file.parent.is_dir():
         raise ConfigError(f"the folder {file.parent} does not exist (-o)")
@@ -63,8 +66,12 @@ def command(name: str, ranks: int, file: Path) -> int:
             timings=mean_timings(by_rank),
         )
     )
+    profile = profile_from_table(table, name=file.stem, where=str(file))
+    host = measured_overheads(DEMO, profile, backend=name, ranks=ranks)
+    for key, value in (("step", host.step_s), ("request", host.request_s), ("layer", host.layer_s)):
+        source = f"measured: {where}, serving the demo model: beside its operations"
+        put(table, f"host.{key}_overhead", quantity(value, source))
     file.write_text(profile_text(table, comment=f"Measured on {where}."), encoding="utf-8")
-    profile = read_profile(file)
     click.echo(f"{file}: {len(by_rank[0])} operations, {profile.summary}")
     return 0
 
