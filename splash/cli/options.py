@@ -109,6 +109,8 @@ class Options:
         if self.layout not in (*LAYOUTS, AUTO):
             known = ", ".join((*LAYOUTS, AUTO))
             raise click.UsageError(f"unknown layout '{self.layout}'; known: {known} (--layout)")
+        if self.objective == "goodput" and self.ttft is None and self.tpot is None:
+            raise click.UsageError("--objective goodput needs --ttft or --tpot")
         if self.verify and self.temperature:
             raise click.UsageError("--verify compares greedy tokens; leave out --temperature")
 

@@ -117,13 +117,15 @@ def _watch(
 ) -> tuple[Simulation, BaseException | None]:
     """Simulates before somebody's eyes. A signal ends it early, and is returned."""
     from splash.cli import Interrupted
-    from splash.sim.modes import policy_for, simulation
+    from splash.sim.modes import Aim, policy_for, simulation
+    from splash.sim.result import Targets
 
+    aim = Aim(options.objective, Targets(options.ttft, options.tpot))  # type: ignore[arg-type]
     run = simulation(
         deployment,
         workload,
         options.layout,
-        policy_for(deployment, options.layout),
+        policy_for(deployment, options.layout, aim),
         sinks=(watching.sink,),
         note=note,
         switches=options.switch,
