@@ -16,6 +16,7 @@ Figure = Any
 """Numbers or seconds: a float, or an array."""
 
 SCORE_BYTES = 4
+ROUNDING = 1e-9
 
 
 class PromptReads:
@@ -73,7 +74,9 @@ class AttentionCost:
             return self._layers * ops.mla_decode_s(self._profile, rows, context, *shape)
         keys = context / index.pool
         key_bytes = self._precision.index_bytes * index.pool
-        scoring = ops.indexer_s(self._profile, rows, keys, index.num_heads, index.head_dim, key_bytes)
+        scoring = chooses(selected, context) * ops.indexer_s(
+            self._profile, rows, keys, index.num_heads, index.head_dim, key_bytes
+        )
         attending = ops.sparse_mla_decode_s(self._profile, rows, selected, *shape)
         return self._indexers * scoring + self._layers * attending
 
@@ -157,6 +160,12 @@ class AttentionCost:
 
     def _kv_heads(self, att: GQASpec, *, whole: bool) -> int:
         return att.num_kv_heads if whole else max(1, att.num_kv_heads // self._ranks)
+
+
+def chooses(selected: Figure, context: Figure) -> Any:
+    """Whether some rows attend to less than they see: only those are scored (`layout.selection`). Shares of tokens
+    may have been rounded."""
+    return selected < context * (1 - ROUNDING)
 
 
 def causal_pairs(start: float, count: float) -> float:

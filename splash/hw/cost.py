@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from splash.hw import ops
-from splash.hw.attention import AttentionCost, PromptReads
+from splash.hw.attention import AttentionCost, PromptReads, chooses
 from splash.hw.precision import Precision
 from splash.hw.profile import HardwareProfile
 from splash.hw.rows import HeadTables, Seconds, num_attention_layers, num_indexers, row_tables
@@ -26,7 +26,7 @@ PARTS = ("q", "uk", "uv", "o")
 """Of the attention weights that change place."""
 LSE_BYTES = 4
 CANDIDATE_BYTES = 8
-"""Score and position of a token that a stripe proposes for the selection over all stripes."""
+"""Score and position of a key that a holder of the history proposes where others attend too."""
 KDA_CHUNK = 64
 """Tokens that the chunked form of a KDA prompt takes at a time."""
 
@@ -126,6 +126,9 @@ class CostModel:
         for group in decodes:
             rows.add(group.at.layout.name, group.at.home, group.rows, Method.EXCHANGE, absorbed=True)
             traffic.add(self._wire, group.at.layout.name, group.at.home, group.rows, self.ranks)
+            if group.at.layout.placement is Placement.STRIPED:
+                proposed = self._proposed(group.rows, group.context / group.rows, self.ranks)
+                traffic.candidates = traffic.candidates + chooses(group.selected, group.context) * proposed
             reads[group.at.layout.placement].add(group)
         seconds: Figure = np.zeros(self.ranks)
         for placement, read in reads.items():
@@ -149,7 +152,7 @@ class CostModel:
             if exchanged:
                 traffic.add(self._wire, layout.name, home, chunk.count, self.ranks)
             elif chunk.method is Method.GATHER:
-                traffic.gathered += chunk.start * self._wire.history
+                traffic.gathered += chunk.start * self.precision.kv_bytes
             at_owner = layout is DP or (layout is DOP and exchanged)
             divided = layout is CP or (layout is DCP and exchanged)
             kind = at_owner or divided, absorbed
@@ -164,18 +167,28 @@ class CostModel:
 
     def _score(self, chunk: PromptRows, scores: PromptReads, traffic: _Traffic) -> None:
         """Where the indexer's keys are, there the rows are scored: on every rank, by the owner, or each stripe its own
-        tokens, whose best are proposed to all."""
+        tokens. Who attends elsewhere is told the best, not the keys (ADR 0006)."""
         layout, keeps = chunk.at.layout, self._attention.keeps
         if chunk.start + chunk.count <= keeps:
             return
         if layout.placement is Placement.STRIPED:
             scores.add(chunk.start, chunk.count, keeps, share=1 / self.ranks, on=slice(None))
-            if chunk.method is Method.GATHER:
-                traffic.candidates += (self.ranks - 1) * chunk.count * self._wire.candidates
+            traffic.candidates += self._proposed(chunk.count, chunk.start + chunk.count, self.ranks)
         elif layout.placement is Placement.OWNER:
             scores.add(chunk.start, chunk.count, keeps, share=1.0, on=chunk.at.home)
+            if chunk.method is Method.GATHER:
+                traffic.candidates += self._proposed(chunk.count, chunk.start + chunk.count, 1)
         else:
             scores.add(chunk.start, chunk.count, keeps, share=1.0, on=slice(None))
+
+    def _proposed(self, rows: int, length: Figure, holders: int) -> Figure:
+        """Bytes of candidates that a rank receives for rows that see `length` tokens, which `holders` share: of each
+        row every holder proposes as many of its keys as the row could choose from it."""
+        index = self.spec.indexer
+        if index is None:
+            return 0.0
+        offered = np.minimum(index.top_keys, length / index.pool / holders)
+        return max(1, holders - 1) * rows * offered * CANDIDATE_BYTES
 
     def _recurrent_s(self, work: Work) -> Figure:
         """KDA: every rank updates the states of its own heads, of all rows."""
@@ -201,9 +214,8 @@ class CostModel:
         exchanged = self._collective_s("all_to_all", into) + self._collective_s("all_gather", traffic.queries)
         exchanged += self._collective_s("all_to_all", traffic.back)
         exchanged += self._collective_s("all_gather", (1 - 1 / self.ranks) * traffic.gathered)
-        return self._layers * exchanged + self._indexers * self._collective_s(
-            "all_gather", traffic.candidates
-        )
+        chosen = ops.collective_s(self.profile, "all_gather", self.ranks, traffic.candidates)
+        return self._layers * exchanged + self._indexers * chosen
 
     def _collective_s(self, op: str, num_bytes: float) -> float:
         return float(ops.collective_s(self.profile, op, self.ranks, num_bytes)) if num_bytes else 0.0
@@ -220,27 +232,22 @@ class CostModel:
 
 @dataclass(frozen=True, slots=True)
 class _Wire:
-    """Bytes that one row, or one cached token, sends in one layer."""
+    """Bytes that one row sends in one layer."""
 
     query: float
     """Absorbed queries of all heads (GQA: also the new keys and values)."""
     output: float
     heads: int
-    history: float
-    candidates: float
-    """What a row's stripes propose to each other, all stripes but one."""
 
     @classmethod
     def of(cls, spec: ModelSpec, precision: Precision) -> _Wire:
         att, size = spec.attention, precision.activation_bytes
-        history = precision.kv_bytes + (precision.index_bytes if spec.indexer is not None else 0.0)
-        candidates = 0.0 if spec.indexer is None else spec.indexer.top_k * CANDIDATE_BYTES
         if isinstance(att, MLASpec):
             query, output = att.num_heads * att.latent_dim, att.num_heads * att.kv_lora_rank
         else:
             output = att.num_heads * att.head_dim
             query = output + 2 * att.num_kv_heads * att.head_dim
-        return cls(query * size, output * size, att.num_heads, history, candidates)
+        return cls(query * size, output * size, att.num_heads)
 
 
 class _Traffic:
@@ -252,8 +259,8 @@ class _Traffic:
         self.queries = 0.0
         self.back = 0.0
         self.gathered = 0.0
-        """History of prompts, whole."""
-        self.candidates = 0.0
+        """History of prompts, whole, without index keys."""
+        self.candidates: Figure = 0.0
 
     def add(self, wire: _Wire, layout: str, home: int, rows: int, ranks: int) -> None:
         """Rows whose queries meet the history where it lies."""
@@ -264,7 +271,6 @@ class _Traffic:
         elif layout in ("dcp", "cp"):
             self.queries += f * rows * wire.query if layout == "dcp" else 0.0
             self.back += f * rows * (wire.output + LSE_BYTES * wire.heads)
-            self.candidates += (ranks - 1) * rows * wire.candidates
 
 
 class _Rows:

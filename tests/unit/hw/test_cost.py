@@ -175,7 +175,9 @@ def exchanged_s(name: str, layer: int, work: Work) -> float:
                     gathered += away * group.rows * query * item
                 back += away * group.rows * (output * item + 4 * att.num_heads)
                 if spec.indexer is not None:
-                    candidates += (RANKS - 1) * group.rows * spec.indexer.top_k * 8
+                    index, length = spec.indexer, group.context / group.rows
+                    offered = min(index.top_keys, length / RANKS / index.pool)
+                    candidates += (RANKS - 1) * group.rows * offered * 8 if length > index.top_k else 0.0
     seconds = ops.collective_s(P, "all_to_all", RANKS, max(into_owner))
     seconds += ops.collective_s(P, "all_gather", RANKS, gathered)
     seconds += ops.collective_s(P, "all_to_all", RANKS, back)
@@ -441,3 +443,40 @@ def test_history_travels_where_a_chunk_gathers_it() -> None:
     assert exchange(4096) == pytest.approx(
         spec.num_layers * float(ops.collective_s(P, "all_gather", RANKS, received))
     )
+
+
+def test_candidates_travel_where_a_chunk_gathers_and_index_keys_do_not() -> None:
+    """Red when index keys are gathered with the latents, or an owner's choice is known to the others for nothing."""
+    spec, precision, start = spec_of("deepseek-v3.2"), precision_of("deepseek-v3.2"), 65536
+    assert spec.indexer is not None
+    assert precision.index_bytes > 0
+
+    def exchange(layout: str) -> float:
+        chunk = PromptRows(assigned(LAYOUTS[layout], 0), Method.GATHER, start, CHUNK)
+        return float(model("deepseek-v3.2").step(Work((), (chunk,), 0)).exchange)
+
+    def expected(holders: int) -> float:
+        history = ops.collective_s(P, "all_gather", RANKS, (1 - 1 / RANKS) * start * precision.kv_bytes)
+        candidates = holders * CHUNK * spec.indexer.top_keys * 8  # type: ignore[union-attr]
+        chosen = ops.collective_s(P, "all_gather", RANKS, candidates)
+        return spec.num_layers * float(history) + sum(spec.indexed) * float(chosen)
+
+    assert exchange("dop") == pytest.approx(expected(1))
+    assert exchange("dcp") == exchange("cp") == pytest.approx(expected(RANKS - 1))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nothing_is_scored_or_proposed_while_rows_see_all_that_they_may_choose(layout: str) -> None:
+    """Red when indexers are charged within top-k, where no score is computed, or not beyond."""
+    sparse = spec_of("deepseek-v3.2")
+    dense_scores = replace(sparse, indexed=(False,) * sparse.num_layers)
+
+    def seconds(spec: ModelSpec, length: int) -> float:
+        costs = CostModel(
+            spec=spec, profile=P, ranks=RANKS, precision=precision_of("deepseek-v3.2"), max_rows=MAX_ROWS
+        )
+        found = costs.step(decodes("deepseek-v3.2", layout, length=length))
+        return float(np.max(found.attention + found.exchange))
+
+    assert seconds(sparse, 1000) == pytest.approx(seconds(dense_scores, 1000))
+    assert seconds(sparse, 3000) > 1.001 * seconds(dense_scores, 3000)
