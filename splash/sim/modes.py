@@ -53,7 +53,7 @@ class Restarting:
 
     name = "restart (cost model)"
 
-    def __init__(self, policy: PredictivePolicy) -> None:
+    def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self.period_steps = policy.period_steps
         self.calm_period_steps = policy.calm_period_steps
@@ -93,13 +93,18 @@ def simulate(
     policy = policy_for(deployment, mode, aim)
     running = simulation(deployment, workload, mode, policy, sinks=(recorder, *sinks))
     begin_s = stopwatch()
+    serve(running, policy)
+    if len(running.refused) == len(workload.arrivals):
+        raise running.refused[0][1]
+    return recorder.result(mode, targets=aim.targets, wall_s=stopwatch() - begin_s)
+
+
+def serve(running: Simulation, policy: Policy | None) -> None:
+    """Until everything that will arrive has been served, with the restarts that the policy wishes for."""
     while running.step():
         if isinstance(policy, Restarting) and policy.wish is not None:
             _restart(running, policy)
     running.scheduler.drain_events()
-    if len(running.refused) == len(workload.arrivals):
-        raise running.refused[0][1]
-    return recorder.result(mode, targets=aim.targets, wall_s=stopwatch() - begin_s)
 
 
 def better(free: RunResult, fixed: Sequence[RunResult]) -> RunResult:
@@ -168,7 +173,9 @@ def _restart(simulation: Simulation, policy: Restarting) -> None:
     scheduler.admitting = False
     while scheduler.running:
         simulation.step()
-    simulation.pause(round(RESTART_S * NANOSECONDS))
     scheduler.set_target(policy.wish.target, policy.wish.reason, keep_policy=True)
+    while scheduler.switching:
+        simulation.step()
+    simulation.pause(round(RESTART_S * NANOSECONDS))
     scheduler.admitting = True
     policy.wish = None

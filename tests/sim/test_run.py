@@ -11,13 +11,26 @@ from typing import Any
 import pytest
 
 from splash.core.errors import CapacityError, ConfigError
-from splash.core.events import Event, StepDone, TargetChanged
+from splash.core.events import Event, RequestAdmitted, RequestFinished, StepDone, TargetChanged
 from splash.layout.layouts import LAYOUTS
+from splash.sched.policy import Decision, Load
 from splash.sched.predictive import PredictivePolicy
 from splash.sched.step import StepPlan
 from splash.sim.deployment import SimDeployment, deploy
 from splash.sim.executor import CostExecutor
-from splash.sim.modes import AUTO, MODES, ORACLE, RESTART, RESTART_S, better, modes_named, simulate
+from splash.sim.modes import (
+    AUTO,
+    MODES,
+    ORACLE,
+    RESTART,
+    RESTART_S,
+    Restarting,
+    better,
+    modes_named,
+    serve,
+    simulate,
+    simulation,
+)
 from splash.sim.presets import choose
 from splash.sim.run import Arrivals, Simulation
 from splash.sim.traces import load
@@ -170,18 +183,34 @@ def test_the_oracle_is_at_least_the_best_fixed_layout() -> None:
     assert better(free, fixed).layout == ORACLE
 
 
-def test_a_restart_serves_nobody_for_its_time() -> None:
-    """Its one change after the start leaves a gap of RESTART_S between two steps."""
+class Wishes:
+    """Wants another layout from step 20 on."""
+
+    name = "wishes"
+    period_steps = calm_period_steps = 4
+
+    def decide(self, load: Load) -> Decision | None:
+        return Decision("dp", "from step 20 on") if load.step >= 20 else None
+
+
+def test_a_restart_lets_everybody_end_and_serves_nobody_for_its_time() -> None:
+    """Red if the change is made at once, somebody is admitted meanwhile, or the pause is left out."""
     events: list[Event] = []
-    chats = [Arrival(time_ns=0, prompt_tokens=200, output_tokens=4000) for _ in range(400)]
-    late = [Arrival(time_ns=20_000_000_000, prompt_tokens=100, output_tokens=30) for _ in range(2)]
-    workload = Workload("drain", (*chats, *late))
-    deployment = deployed("deepseek-v3.2")
-    run = simulate(deployment, workload, RESTART, stopwatch=lambda: 0.0, sinks=[events.append])
+    early = [Arrival(time_ns=0, prompt_tokens=64, output_tokens=n) for n in (60, 200)]
+    late = Arrival(time_ns=600_000_000, prompt_tokens=64, output_tokens=20)
+    policy = Restarting(Wishes())
+    running = simulation(
+        deployed("deepseek-v3.2"), Workload("three", (*early, late)), RESTART, policy, sinks=[events.append]
+    )
+    serve(running, policy)
     ends = [event.t for event in events if isinstance(event, StepDone)]
-    longest = max(b - a for a, b in pairwise(ends))
-    changes = [s for s in run.switches if s.time_s > 0]
-    assert (longest > RESTART_S) == bool(changes)
+    stopped_s = max(b - a for a, b in pairwise(ends))
+    finished = {e.request: e.t for e in events if isinstance(e, RequestFinished)}
+    admitted = {e.request: (e.t, e.layout) for e in events if isinstance(e, RequestAdmitted)}
+    assert RESTART_S <= stopped_s < RESTART_S + 1
+    assert admitted[0][1] == admitted[1][1] == "tp"
+    assert admitted[2][1] == "dp"
+    assert admitted[2][0] >= max(finished[0], finished[1]) + RESTART_S
 
 
 def test_closed_loop_turns_follow_each_other() -> None:
