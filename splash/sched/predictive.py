@@ -116,7 +116,10 @@ class PredictivePolicy:
         self._free = free
         self._fixed_cost_s = fixed_cost_s
         self._changed_at = -(10**9)
-        self._correction = dict.fromkeys(LAYOUTS, 1.0)
+        self._ratios: dict[str, float] = {}
+        """Of observed to predicted time, by layouts that have been observed."""
+        self._common_ratio = 1.0
+        """Of all of them: what is expected of a layout that has not been observed."""
 
     def decide(self, load: Load) -> Decision | None:
         num_requests = load.running + len(load.waiting)
@@ -172,7 +175,7 @@ class PredictivePolicy:
         mean = (resident + future) / everyone + ahead / 2
         admitted = max(1, min(everyone, limits.max_running, int(room.tokens / mean)))
         decoding = self._decoding(load, target, admitted)
-        decode_s = self._prices.step_s(decoding) * self._correction[name]
+        decode_s = self._prices.step_s(decoding) * self._ratio(name)
         pending = sum(left) + sum(load.waiting)
         prompt_s = self._prompts_s(load, target, decoding, decode_s)
         chunks = -(-pending // limits.token_budget)
@@ -227,9 +230,9 @@ class PredictivePolicy:
         for done, left in (*load.prompts, *((0, length) for length in load.waiting)):
             if left:
                 kinds.setdefault(target.layout_of(done + left), []).append((done, left))
-        correction = self._correction[target.name]
+        ratio = self._ratio(target.name)
         return sum(
-            self._added_s(layout, prompts, decoding, decode_s / correction) * correction
+            self._added_s(layout, prompts, decoding, decode_s / ratio) * ratio
             for layout, prompts in kinds.items()
         )
 
@@ -298,14 +301,20 @@ class PredictivePolicy:
         return f * token_bytes / ranks
 
     def _observe(self, load: Load) -> None:
-        """Learn how the present layout's decode steps compare with their prediction."""
+        """Learn how the present layout's decode steps compare with their prediction. What is wrong with all layouts
+        alike must not make the others look better."""
         if load.decode_s is None or not load.lengths or load.prompts:
             return
         now = Target(LAYOUTS[load.target], load.striped_from)
         work = self._decoding(load, now, len(load.lengths))
         ratio = load.decode_s / self._prices.step_s(work)
         weight = self._caution.correction_weight
-        self._correction[load.target] += weight * (ratio - self._correction[load.target])
+        known = self._ratio(load.target)
+        self._ratios[load.target] = known + weight * (ratio - known)
+        self._common_ratio += weight * (ratio - self._common_ratio)
+
+    def _ratio(self, layout: str) -> float:
+        return self._ratios.get(layout, self._common_ratio)
 
 
 def _long_from(load: Load) -> int | None:
