@@ -177,17 +177,30 @@ def test_a_change_that_stops_the_service_must_earn_that_back() -> None:
 
 
 def test_observed_steps_correct_the_predictions_of_their_layout() -> None:
-    """Red when the ratio of observed to predicted is not learned, or is taken for that of other layouts too."""
+    """Red when the ratio of observed to predicted is not learned, or when one layout's is taken for another's that
+    has been observed itself."""
     asked = policy({"tp": 0.010, "dop": 0.020})
-    assert target(asked.decide(load(step=0))) == "tp"
-    for step in range(8, 400, 8):
-        decision = asked.decide(load(step=step, decode_s=0.030))
+    for step in range(0, 800, 8):
+        asked.decide(load(step=step, target="dop", decode_s=0.020))
+    for step in range(800, 1600, 8):
+        decision = asked.decide(load(step=step, target="tp", decode_s=0.030))
         if target(decision) == "dop":
             break
     assert decision is not None
     assert target(decision) == "dop"
     assert decision.predicted["tp"] > 0.020
     assert decision.predicted["dop"] == pytest.approx(0.020)
+
+
+def test_what_all_predictions_are_wrong_by_changes_nothing() -> None:
+    """Red when a layout that was never seen looks better because the present one is slower than predicted."""
+    asked = policy({"tp": 0.010, "dop": 0.020})
+    for step in range(0, 800, 8):
+        decision = asked.decide(load(step=step, decode_s=0.030))
+        assert decision is not None
+        assert target(decision) == "tp"
+    assert decision.predicted["tp"] == pytest.approx(0.030, rel=0.01)
+    assert decision.predicted["dop"] == pytest.approx(0.060, rel=0.01)
 
 
 def test_a_correction_settles_at_what_is_observed() -> None:
