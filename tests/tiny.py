@@ -51,7 +51,7 @@ _FLASH = {
     "index_kpool": 4,
     "linear_head_dim": 16,
 }
-_VISION = {
+VISION = {
     "depth": 1,
     "hidden_size": 32,
     "num_heads": 2,
@@ -181,7 +181,7 @@ def _build(kind: str, config: dict[str, Any], *, seed: int) -> Any:
     transformers.logging.disable_progress_bar()
     if kind == "glm5_next":
         images = {f"{name}_token_id": VOCAB_SIZE - 8 + i for i, name in enumerate(_IMAGE_TOKENS)}
-        nested = transformers.Glm5NextConfig(text_config=config, vision_config=dict(_VISION), **images)
+        nested = transformers.Glm5NextConfig(text_config=config, vision_config=dict(VISION), **images)
         model = transformers.Glm5NextForConditionalGeneration._from_config(
             nested, attn_implementation="eager"
         )

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from splash.core.errors import ConfigError
+from splash.core.errors import ConfigError, closest
 
 if TYPE_CHECKING:
     from splash.hal.registry import PortStatus
@@ -63,8 +62,7 @@ def _unknown(name: str, port: PortStatus | None, status: list[PortStatus], profi
     listed = f"ports: {', '.join(ports)}; hardware profiles to simulate: {', '.join(profiles)}, or a TOML file (--hw)"
     if port is not None:
         return f"no {name} device here ({port.problem}), and no hardware profile of that name; {listed}"
-    close = get_close_matches(name.casefold(), {*ports, *profiles}, n=1)
-    hint = f" (did you mean '{close[0]}'?)" if close else ""
+    hint = closest(name.casefold(), sorted({*ports, *profiles}))
     return f"unknown hardware '{name}'{hint}; {listed}"
 
 

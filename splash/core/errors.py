@@ -1,5 +1,8 @@
 """Every error a user can meet. A message says what was wrong, where, and the option that fixes it."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class SplashError(Exception):
     """Base of all expected errors; the CLI prints its message on one line and exits with `exit_code`."""
@@ -35,3 +38,9 @@ class RankFailure(SplashError):
     """A rank process died or stopped answering; the run cannot go on."""
 
     exit_code = 3
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """For a message about an unknown name: ` (did you mean 'x'?)`, or nothing when none is close."""
+    found = get_close_matches(name, list(known), n=1)
+    return f" (did you mean '{found[0]}'?)" if found else ""

@@ -1,6 +1,5 @@
 """Profiles as TOML files: found by name or path, read, and checked key by key."""
 
-import difflib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
@@ -9,6 +8,7 @@ from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
 import splash
+from splash.core.errors import closest
 from splash.hw.profile import HardwareProfile, ProfileError
 
 if sys.version_info >= (3, 11):
@@ -30,7 +30,7 @@ def load_profile(name: str | Path, *, user_folder: Path | None = None) -> Hardwa
     known = files if name in files else profile_aliases(user_folder=user_folder) | files
     if name not in known:
         raise ProfileError(
-            f"unknown hardware profile '{name}'{_closest(name, known)}; "
+            f"unknown hardware profile '{name}'{closest(name, known)}; "
             f"known: {', '.join(sorted(known))}; a path to a TOML file works too"
         )
     return read_profile(known[name])
@@ -139,13 +139,8 @@ def _check_keys(
     for key in table:
         if key not in known:
             raise ProfileError(
-                f"{where}: unknown key '{key}'{_closest(key, known)}; known: {', '.join(known)}"
+                f"{where}: unknown key '{key}'{closest(key, known)}; known: {', '.join(known)}"
             )
     for key in required:
         if key not in table:
             raise ProfileError(f"{where}: missing '{key}'")
-
-
-def _closest(name: str, known: Iterable[str]) -> str:
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f", did you mean '{matches[0]}'?" if matches else ""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from splash.layout.layouts import Assignment, Projection
+from splash.layout.layouts import Assignment, Placement, Projection
 from splash.layout.rows import Method
 
 Tokens = Any
@@ -55,6 +55,11 @@ class Work:
 
 
 def may_scatter(work: Work, ranks: int) -> bool:
-    """Whether the rows may be divided over the ranks between layers: all are computed by full projections, and there
-    are at least as many rows as ranks (DESIGN §2)."""
-    return work.num_rows >= ranks and all(at.layout.projection is Projection.FULL for at in work.places)
+    """Whether the rows may be divided over the ranks between layers: each is computed whole by one rank, by full
+    projections and without an exchange, and there are at least as many rows as ranks (DESIGN §2)."""
+    return (
+        work.num_rows >= ranks
+        and all(at.layout.projection is Projection.FULL for at in work.places)
+        and all(group.at.layout.placement is Placement.OWNER for group in work.decodes)
+        and all(chunk.method is not Method.EXCHANGE for chunk in work.prompts)
+    )

@@ -11,7 +11,7 @@ from splash.hw.cost import CostModel
 from splash.sched.step import PageCopy, ShardCopy, StepPlan, StepResult
 from splash.sim.clock import VirtualClock, seconds
 from splash.sim.mirror import LengthMirror
-from splash.sim.workload import NANOSECONDS
+from splash.sim.workload import NANOSECONDS, nanoseconds
 
 TICK_NS = 1_000_000
 """A step without rows waits that long for its copies, at least."""
@@ -43,7 +43,7 @@ class CostExecutor:
         start_ns = self._clock.now_ns
         step_s = self._cost.step_s(work) if plan.num_rows else 0.0
         disturbed_s = self._copy(plan.copies, start_ns)
-        end_ns = start_ns + (rounded(step_s + disturbed_s) if plan.num_rows else TICK_NS)
+        end_ns = start_ns + (nanoseconds(step_s + disturbed_s) if plan.num_rows else TICK_NS)
         acks = self._acknowledged(end_ns)
         result = StepResult(
             plan.index, (0,) * sampled, acks, started_s=seconds(start_ns), ended_s=seconds(end_ns)
@@ -85,7 +85,7 @@ class CostExecutor:
             through[source] += num_bytes
             through[copy.dst_rank] += num_bytes
             begin = max(now_ns, self._busy_until_ns[copy.dst_rank])
-            done = begin + rounded(self._cost.copy_s(num_bytes))
+            done = begin + nanoseconds(self._cost.copy_s(num_bytes))
             self._busy_until_ns[copy.dst_rank] = done
             self._copying.append((done, copy.id))
         return self._cost.disturbance_s(max(through))
@@ -95,8 +95,3 @@ class CostExecutor:
         if done:
             self._copying = deque(entry for entry in self._copying if entry[0] > now_ns)
         return tuple(done)
-
-
-def rounded(time_s: float) -> int:
-    """Whole nanoseconds, as arrays of steps are rounded too: half to even."""
-    return round(time_s * NANOSECONDS)

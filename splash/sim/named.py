@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Iterable
 from dataclasses import fields, replace
 
 import numpy as np
 
-from splash.core.errors import ConfigError
+from splash.core.errors import ConfigError, closest
 from splash.sim.generators import GENERATORS, Generator
 from splash.sim.workload import Workload
 
@@ -49,12 +47,6 @@ def parsed(name: str, settings: str) -> Generator:
 def described(generator: Generator) -> str:
     """Its parameters as they would be typed."""
     return ",".join(f"{field.name}={getattr(generator, field.name):g}" for field in fields(generator))
-
-
-def closest(name: str, known: Iterable[str]) -> str:
-    """` (did you mean 'x'?)`, or nothing when none is close."""
-    found = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean '{found[0]}'?)" if found else ""
 
 
 def _at_rate(generator: Generator, name: str, rate: float) -> Generator:

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from splash.core.errors import ConfigError
+from splash.core.errors import ConfigError, closest
 from splash.sim.generators import GENERATORS
-from splash.sim.named import closest, generated
+from splash.sim.named import generated
 from splash.sim.records import Records, Row, TraceError, read_records
 from splash.sim.workload import NANOSECONDS, Arrival, Workload
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from splash.core.request import Request
 from splash.sched.step import StepPlan, StepResult
 from splash.sim.clock import VirtualClock
-from splash.sim.workload import NANOSECONDS
+from splash.sim.workload import nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,3 @@ class RecordedExecutor:
 
     def advance(self, num_steps: int, end_ns: int) -> None:
         raise AssertionError("recorded steps are taken one by one")
-
-
-def nanoseconds(time_s: float) -> int:
-    return round(time_s * NANOSECONDS)

@@ -109,4 +109,5 @@ class Workload:
 
 
 def nanoseconds(seconds: float) -> int:
+    """Whole ones, as numpy rounds arrays of them: half to even."""
     return round(seconds * NANOSECONDS)

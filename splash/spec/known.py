@@ -7,11 +7,10 @@
 from __future__ import annotations
 
 import json
-from difflib import get_close_matches
 from importlib.resources import files
 from typing import Any
 
-from splash.core.errors import ConfigError
+from splash.core.errors import ConfigError, closest
 from splash.spec.config import normalise
 from splash.spec.model import ModelSpec
 
@@ -47,8 +46,7 @@ def vision_params(name: str) -> int:
 def _facts(name: str) -> dict[str, Any]:
     known = known_models()
     if name not in known:
-        close = get_close_matches(name.lower(), known, n=1)
-        hint = f" (did you mean '{close[0]}'?)" if close else ""
+        hint = closest(name.lower(), known)
         raise ConfigError(
             f"unknown model '{name}'{hint}; known: {', '.join(known)}, or the folder of a checkpoint"
         )

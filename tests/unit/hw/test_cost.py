@@ -255,7 +255,7 @@ def test_decodes_cost_what_their_layers_and_ranks_do(name: str, layout: str) -> 
     assert float(np.max(found.total)) == pytest.approx(expected["total"])
 
 
-@pytest.mark.parametrize(("layout", "scatters"), [("dp", True), ("dop", False), ("tp", False)])
+@pytest.mark.parametrize(("layout", "scatters"), [("dp", True), ("cp", False), ("dop", False), ("tp", False)])
 def test_rows_are_scattered_where_full_projections_compute_all_of_them(layout: str, scatters: bool) -> None:
     """Red when scattered rows are priced where rows cannot be divided, or not where they can."""
     work = decodes("deepseek-v3", layout)

@@ -117,7 +117,7 @@ def test_a_wrong_profile_is_an_error_that_names_file_and_key(
 
 def test_an_unknown_name_lists_the_known_ones_and_the_closest() -> None:
     """Red when the hint is lost."""
-    with pytest.raises(ProfileError, match=r"'cpux', did you mean 'cpu'\?; known: .*cpu"):
+    with pytest.raises(ProfileError, match=r"'cpux' \(did you mean 'cpu'\?\); known: .*cpu"):
         load_profile("cpux")
 
 

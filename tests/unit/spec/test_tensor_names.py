@@ -19,6 +19,7 @@ from splash.spec.tensors import (
     rank_params,
     skipped_tensor,
 )
+from tests.tiny import VISION
 from tests.unit import config_shapes as shapes
 
 COMMON: dict[str, Any] = {
@@ -56,16 +57,6 @@ FLASH_TEXT = {
     "linear_num_heads": 4,
     "mlp_layer_types": ["dense"] + ["sparse"] * 7,
 }
-FLASH_VISION = {
-    "depth": 1,
-    "hidden_size": 32,
-    "num_heads": 2,
-    "intermediate_size": 64,
-    "patch_size": 14,
-    "image_size": 28,
-    "out_hidden_size": 128,
-    "projection_intermediate_size": 64,
-}
 KINDS = ("deepseek_v32", "glm_moe_dsa", "glm5_next")
 
 
@@ -77,7 +68,7 @@ def _save(kind: str, folder: Path) -> dict[str, tuple[int, ...]]:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     if kind == "glm5_next":
-        config = transformers.Glm5NextConfig(text_config=FLASH_TEXT, vision_config=FLASH_VISION)
+        config = transformers.Glm5NextConfig(text_config=FLASH_TEXT, vision_config=VISION)
         model = transformers.Glm5NextForConditionalGeneration._from_config(config)
     elif kind == "glm_moe_dsa":
         model = transformers.GlmMoeDsaForCausalLM._from_config(
