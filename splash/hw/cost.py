@@ -65,7 +65,7 @@ class CostModel:
         unabsorbed: bool = True,
         overlapped_copies: bool = True,
     ) -> None:
-        """`scattered`: the port divides rows over the ranks between layers where `may_scatter` allows it.
+        """`scattered`: the port divides rows over the ranks between layers where `may_scatter` allows it and it pays.
         `unabsorbed`: prompts may attend with keys and values projected up from the latents. `overlapped_copies`:
         background copies run beside the step and take memory bandwidth from it; else the step waits for them."""
         self.spec = spec
@@ -83,19 +83,17 @@ class CostModel:
     def step(self, work: Work) -> StepCost:
         """Seconds of `work`; where its contexts are arrays over steps, so are the results."""
         tables, num_rows = self._tables, work.num_rows
-        scattered = self._scattered and may_scatter(work, self.ranks)
         rows, traffic = _Rows(self.ranks), _Traffic()
         attended = self._decodes(work.decodes, rows, traffic) + self._prompts(work.prompts, rows, traffic)
         projected = rows.whole_s(tables.whole)
         slowest = np.max(projected + attended, axis=-1)
-        own_rows = max(rows.own_rows(), -(-num_rows // self.ranks)) if scattered else num_rows
-        closing = tables.scattered_closing if scattered else tables.closing
+        alike, closing = self._rows_between(rows, num_rows, divisible=may_scatter(work, self.ranks))
         return StepCost(
-            projections=tables.replicated[own_rows] + rows.shard_s(tables.shard) + np.max(projected),
+            projections=alike + rows.shard_s(tables.shard) + np.max(projected),
             attention=slowest - np.max(projected) + self._recurrent_s(work),
             exchange=self._exchange_s(traffic),
             experts=tables.ffn[num_rows],
-            collectives=closing[num_rows],
+            collectives=closing,
             overhead=self._overhead_s(work),
         )
 
@@ -180,6 +178,17 @@ class CostModel:
                 traffic.candidates += self._proposed(chunk.count, chunk.start + chunk.count, 1)
         else:
             scores.add(chunk.start, chunk.count, keeps, share=1.0, on=slice(None))
+
+    def _rows_between(self, rows: _Rows, num_rows: int, *, divisible: bool) -> tuple[float, float]:
+        """What a rank computes of each of its rows whatever the layout, and the collectives that close layers: with all
+        rows on every rank, or divided where they may be and that is faster."""
+        tables = self._tables
+        replicated = float(tables.replicated[num_rows]), float(tables.closing[num_rows])
+        if not (self._scattered and divisible):
+            return replicated
+        own = max(rows.own_rows(), -(-num_rows // self.ranks))
+        scattered = float(tables.replicated[own]), float(tables.scattered_closing[num_rows])
+        return min(replicated, scattered, key=sum)
 
     def _proposed(self, rows: int, length: Figure, holders: int) -> Figure:
         """Bytes of candidates that a rank receives for rows that see `length` tokens, which `holders` share: of each

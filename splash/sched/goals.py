@@ -125,7 +125,8 @@ def refusal(
             f" its pool has {pages} under that layout"
         )
     longest = max((r.limit - 1 for r in (*running, *waiting)), default=0)
-    holds = longest_held(target.layout_of(longest), store)
+    layout = target.layout_of(longest)
+    holds = longest_held(layout, store)
     if longest > holds:
         return f"{layout} holds at most {holds} tokens of one request, one may cache {longest}"
     return None

@@ -268,6 +268,17 @@ def test_rows_are_scattered_where_full_projections_compute_all_of_them(layout: s
         assert float(np.max(found.total)) == pytest.approx(expected["total"])
 
 
+def test_few_rows_stay_on_every_rank_where_that_is_faster() -> None:
+    """Red when rows are divided because they may be: one row a rank takes two small all-reduces a layer, which are
+    faster here than a gather and a scatter."""
+    few = decodes("deepseek-v3", "dp", rows=(1,) * RANKS)
+    expected = {scattered: twin_s("deepseek-v3", few, scattered=scattered) for scattered in (False, True)}
+    assert expected[False]["total"] < expected[True]["total"]
+    found = model("deepseek-v3").step(few)
+    assert float(found.collectives) == pytest.approx(expected[False]["collectives"])
+    assert float(np.max(found.total)) == pytest.approx(expected[False]["total"])
+
+
 def test_fewer_rows_than_ranks_are_not_scattered() -> None:
     """Red when a step of two rows is divided over eight ranks."""
     work = decodes("deepseek-v3", "dp", rows=(1, 1))
