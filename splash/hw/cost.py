@@ -75,6 +75,7 @@ class CostModel:
         self._tables = row_tables(spec, profile, ranks, precision, max_rows)
         self._attention = AttentionCost(spec, profile, ranks, precision, unabsorbed=unabsorbed)
         self._wire = _Wire.of(spec, precision)
+        self._unabsorbed = unabsorbed
         self._overlapped = overlapped_copies
         self._scattered = scattered and spec.kda is None
         self._layers = num_attention_layers(spec)
@@ -145,7 +146,7 @@ class CostModel:
         for chunk in prompts:
             layout, home = chunk.at.layout, chunk.at.home
             exchanged = chunk.method is Method.EXCHANGE
-            absorbed = exchanged or chunk.start + chunk.count > keeps
+            absorbed = exchanged or not self._unabsorbed or chunk.start + chunk.count > keeps
             rows.add(layout.name, home, chunk.count, chunk.method, absorbed=absorbed)
             if exchanged:
                 traffic.add(self._wire, layout.name, home, chunk.count, self.ranks)

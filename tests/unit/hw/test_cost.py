@@ -420,10 +420,10 @@ def test_a_chunk_beside_decodes_adds_its_own_attention(layout: str, method: Meth
 def _projected_s(
     name: str, layout: str, method: Method, beside: int, *, exchanged: bool, unabsorbed: bool
 ) -> float:
-    """What a layer's projections take longer through the chunk. Absorbing is charged to rows whose queries travel;
-    of others the kernel's own form decides, and is charged there."""
+    """What a layer's projections take longer through the chunk. Absorbing is charged to rows whose queries travel,
+    and to all where there is no other form."""
     heads = spec_of(name).attention.num_heads
-    parts = ("q", "uk", "uv", "o") if exchanged else ("q", "o")
+    parts = ("q", "uk", "uv", "o") if exchanged or not unabsorbed else ("q", "o")
     none = dict.fromkeys(("q", "uk", "uv", "o"), 0)
     before = dict.fromkeys(none, beside)
     shard, whole = dict(before), dict(none)
