@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from splash.core.events import PoolSampled
 from splash.kv.blocks import KVStore
@@ -21,6 +21,8 @@ def load_of(
     target: Target,
     *,
     memory_bound: bool,
+    prompt_rows: float,
+    recent_prompts: Sequence[int],
     decode_s: float | None,
 ) -> Load:
     """The work at hand, for a policy."""
@@ -33,6 +35,8 @@ def load_of(
         memory_bound=memory_bound,
         target=target.name,
         striped_from=target.striped_from,
+        prompt_rows=prompt_rows,
+        recent_prompts=recent_prompts,
         decode_s=decode_s,
     )
 

@@ -27,6 +27,10 @@ class Load:
     target: str
     striped_from: int | None = None
     """Tokens from which the target stripes a request; see `sched.target`."""
+    prompt_rows: float = 0.0
+    """Prompt tokens that a step has computed of late, on average."""
+    recent_prompts: Sequence[int] = ()
+    """Lengths of the requests that came last."""
     decode_s: float | None = None
     """Observed seconds, from end to end, of late steps of decodes alone under the target; None: there were none."""
 

@@ -1,6 +1,7 @@
 """A policy that predicts, for each layout, how long the work at hand takes, and weighs a change against its cost.
 
-What is at hand: the prompt tokens still to be computed, and the next tokens of every request that runs or waits. How
+What is at hand: the prompt tokens still to be computed, as many more as came of late, and the next tokens of every
+request that runs or waits. How
 many requests a layout can admit is part of its prediction: where KV memory binds, a layout that holds more tokens
 serves more rows a step. How long a request will go on is not known; it is expected to go on for as long as it has
 (which for heavy-tailed lengths is about right, and errs on the side of short ones), and the advantage of a layout is
@@ -177,9 +178,10 @@ class PredictivePolicy:
         decoding = self._decoding(load, target, admitted)
         decode_s = self._prices.step_s(decoding) * self._ratio(name)
         pending = sum(left) + sum(load.waiting)
-        prompt_s = self._prompts_s(load, target, decoding, decode_s)
         chunks = -(-pending // limits.token_budget)
         window = min(ahead, max(self._caution.window_steps, chunks))
+        prompt_s = self._prompts_s(load, target, decoding, decode_s)
+        prompt_s += window * self._coming_s(load, target, decoding, decode_s)
         seconds = self._score(
             prompt_s=prompt_s, decode_s=decode_s, window=window, crowd=everyone / admitted, chunks=chunks
         )
@@ -236,6 +238,25 @@ class PredictivePolicy:
             for layout, prompts in kinds.items()
         )
 
+    def _coming_s(self, load: Load, target: Target, decoding: Work, decode_s: float) -> float:
+        """Seconds that prompts like those of late will add to a step, on average: they come whole, one after the other
+        or as many in a step as came."""
+        if load.prompt_rows < 1 or not load.recent_prompts:
+            return 0.0
+        kinds: dict[Layout, list[int]] = {}
+        for length in load.recent_prompts:
+            kinds.setdefault(target.layout_of(length), []).append(length)
+        total, ratio, seconds = sum(load.recent_prompts), self._ratio(target.name), 0.0
+        for layout, lengths in kinds.items():
+            rows = load.prompt_rows * sum(lengths) / total
+            length = sum(lengths) // len(lengths)
+            at_once = max(1, round(rows / length))
+            whole = [(0, length)] * at_once
+            seconds += (
+                self._added_s(layout, whole, decoding, decode_s / ratio) * ratio * rows / (at_once * length)
+            )
+        return seconds
+
     def _added_s(
         self, layout: Layout, prompts: Sequence[tuple[int, int]], decoding: Work, decode_s: float
     ) -> float:
@@ -246,9 +267,9 @@ class PredictivePolicy:
         at_once = max(1, min(len(prompts), round(budget * len(prompts) / pending)))
         count = max(1, budget // at_once)
         start = int(history / len(prompts) + max(0.0, pending / len(prompts) - count) / 2)
-        chunks = []
+        chunks, homes = [], _uneven_homes(at_once, ranks)
         for number in range(at_once):
-            at = assigned(layout, 0 if layout.placement is Placement.BY_HEAD else number % ranks)
+            at = assigned(layout, 0 if layout.placement is Placement.BY_HEAD else number % homes)
             method = chunk_method(at, start, count, limits.row_bytes, ranks)
             chunks.append(PromptRows(at, method, start, count))
         mixed = Work(decoding.decodes, tuple(chunks), decoding.sampled)
@@ -315,6 +336,14 @@ class PredictivePolicy:
 
     def _ratio(self, layout: str) -> float:
         return self._ratios.get(layout, self._common_ratio)
+
+
+def _uneven_homes(num_prompts: int, ranks: int) -> int:
+    """Owners over which the prompts of a step are as good as spread. By chance the busiest of T owners would have
+    m + sqrt(2 m ln T) of m prompts an owner (balls into bins); homes are chosen for balance, so half of that excess."""
+    mean = num_prompts / ranks
+    busiest = mean + math.sqrt(2 * mean * math.log(ranks)) / 2 if ranks > 1 else mean
+    return max(1, min(ranks, round(num_prompts / max(1.0, busiest))))
 
 
 def _long_from(load: Load) -> int | None:

@@ -6,7 +6,7 @@ compute; `update` takes a result. Torch-free and without a clock of its own, so 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -46,6 +46,10 @@ IDLE_COPY_FACTOR = 4
 """With no rows to disturb, copies may take this many times the budget of a step."""
 MEMORY_BOUND_STEPS = 8
 """Steps for which a lack of memory is remembered."""
+PROMPT_WEIGHT = 1 / 64
+"""Of one step in the mean of prompt tokens a step."""
+RECENT_PROMPTS = 64
+"""Requests whose lengths tell what the next ones will be like."""
 REBALANCE_PERIOD = 32
 """Steps between two looks at the owners' shares."""
 
@@ -129,6 +133,8 @@ class Scheduler:
         self._last_end_s: float | None = None
         self._step_s = 0.0
         self._decode_s: float | None = None
+        self._prompt_rows = 0.0
+        self._recent_prompts: deque[int] = deque(maxlen=RECENT_PROMPTS)
         self._page_copy_floor = memory.pages.token_bytes * memory.pages.block_size
         self._next_sample_s = 0.0
         self._memory_bound_step = -(10**9)
@@ -177,6 +183,7 @@ class Scheduler:
         self._records[request.id] = record
         self.waiting.add(record)
         self._stirred = self._index + 1
+        self._recent_prompts.append(record.num_prompt)
         self._emit(RequestArrived(self._clock.now(), request.id, record.num_prompt, params.max_tokens))
 
     def abort(self, request_id: int) -> Output | None:
@@ -366,6 +373,7 @@ class Scheduler:
         rows = len(self._decodes)
         for started_s, ended_s in times:
             self._index += 1
+            self._prompt_rows -= PROMPT_WEIGHT * self._prompt_rows
             boundary = self._note_times(started_s, ended_s, steady=True)
             self._emit(
                 StepDone(
@@ -604,6 +612,8 @@ class Scheduler:
             list(self.waiting),
             self.transitions.target,
             memory_bound=step - self._memory_bound_step <= MEMORY_BOUND_STEPS,
+            prompt_rows=self._prompt_rows,
+            recent_prompts=tuple(self._recent_prompts),
             decode_s=self._decode_s,
         )
         decision = self._policy.decide(load)
@@ -688,6 +698,7 @@ class Scheduler:
             self._last_end_s = None
             return
         steady = not plan.chunks and not self.switching
+        self._prompt_rows += PROMPT_WEIGHT * (sum(c.count for c in plan.chunks) - self._prompt_rows)
         boundary = self._note_times(result.started_s, result.ended_s, steady=steady)
         switch = self.transitions.switch
         if switch is not None:
