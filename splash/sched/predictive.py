@@ -23,6 +23,8 @@ from splash.sched.limits import Limits
 from splash.sched.policy import Decision, Load
 from splash.sched.target import Target
 
+MAX_CHUNKS = 16
+"""Chunks that a step of prompts is priced with; more are as good as these, only longer."""
 LONG = 4
 """A request is long from that many times the mean length on."""
 
@@ -127,7 +129,8 @@ class PredictivePolicy:
         if not num_requests:
             return None
         self._observe(load)
-        forecasts = {target: self._forecast(load, target) for target in self._candidates(load)}
+        at_hand = _AtHand(load, self._prices.keeps)
+        forecasts = {target: self._forecast(load, at_hand, target) for target in self._candidates(load)}
         predicted = {
             target.name: forecast.decode_s
             for target, forecast in forecasts.items()
@@ -160,7 +163,7 @@ class PredictivePolicy:
 
     # ---- what a target would make of it
 
-    def _forecast(self, load: Load, target: Target) -> Forecast | None:
+    def _forecast(self, load: Load, at_hand: _AtHand, target: Target) -> Forecast | None:
         """None if the target cannot hold what runs."""
         name, limits = target.name, self._limits
         room = limits.room[name]
@@ -175,12 +178,12 @@ class PredictivePolicy:
         future = sum(left) + sum(load.waiting) + len(load.waiting) * room.state_tokens
         mean = (resident + future) / everyone + ahead / 2
         admitted = max(1, min(everyone, limits.max_running, int(room.tokens / mean)))
-        decoding = self._decoding(load, target, admitted)
+        decoding = self._decoding(at_hand, target, admitted)
         decode_s = self._prices.step_s(decoding) * self._ratio(name)
         pending = sum(left) + sum(load.waiting)
         chunks = -(-pending // limits.token_budget)
         window = min(ahead, max(self._caution.window_steps, chunks))
-        prompt_s = self._prompts_s(load, target, decoding, decode_s)
+        prompt_s = self._prompts_s(at_hand, target, decoding, decode_s)
         prompt_s += window * self._coming_s(load, target, decoding, decode_s)
         seconds = self._score(
             prompt_s=prompt_s, decode_s=decode_s, window=window, crowd=everyone / admitted, chunks=chunks
@@ -199,43 +202,42 @@ class PredictivePolicy:
         slow = max(0.0, decode_s / self._targets.tpot_s - 1) if self._targets.tpot_s else 0.0
         return throughput * (1 + late + slow)
 
-    def _decoding(self, load: Load, target: Target, admitted: int) -> Work:
+    def _decoding(self, at_hand: _AtHand, target: Target, admitted: int) -> Work:
         """A step of `admitted` decodes with the lengths of those that run and of prompts that will become decodes."""
-        lengths = [*load.lengths, *map(sum, load.prompts)]
-        lengths += load.waiting[: max(0, admitted - len(lengths))]
-        kinds: dict[Layout, list[int]] = {}
         if target.striped_from is None:
-            kinds[target.layout] = lengths
+            sums = {target.layout: at_hand.sums(admitted)}
         else:
-            for length in lengths:
+            kinds: dict[Layout, list[int]] = {}
+            for length in at_hand.lengths(admitted):
                 kinds.setdefault(target.layout_of(length), []).append(length)
-        groups = [group for layout, these in kinds.items() for group in self._groups(layout, these)]
-        return Work(tuple(groups), sampled=len(lengths))
+            sums = {layout: _Sums.of(lengths, self._prices.keeps) for layout, lengths in kinds.items()}
+        groups = [group for layout, these in sums.items() for group in self._groups(layout, these)]
+        return Work(tuple(groups), sampled=sum(these.count for these in sums.values()))
 
-    def _groups(self, layout: Layout, lengths: Sequence[int]) -> Iterator[DecodeRows]:
-        """Decodes of these lengths in one layout, balanced over its homes."""
-        keeps, ranks = self._prices.keeps, self._prices.ranks
-        context, count = sum(lengths), len(lengths)
-        selected = context if max(lengths) <= keeps else sum(min(n, keeps) for n in lengths)
+    def _groups(self, layout: Layout, sums: _Sums) -> Iterator[DecodeRows]:
+        """Decodes of one layout, balanced over its homes."""
         if layout.placement is Placement.BY_HEAD:
-            yield DecodeRows(assigned(layout, 0), count, context, selected)
+            yield DecodeRows(assigned(layout, 0), sums.count, sums.context, sums.selected)
             return
-        even = layout.placement is Placement.STRIPED
-        shares = _shares(count, context, selected, max(lengths), ranks, even=even)
+        shares = _shares(sums, self._prices.ranks, even=layout.placement is Placement.STRIPED)
         for home, (rows, tokens, chosen) in enumerate(shares):
             if rows:
                 yield DecodeRows(assigned(layout, home), rows, tokens, chosen)
 
-    def _prompts_s(self, load: Load, target: Target, decoding: Work, decode_s: float) -> float:
+    def _prompts_s(self, at_hand: _AtHand, target: Target, decoding: Work, decode_s: float) -> float:
         """Seconds that all prompt tokens at hand add to the decodes beside them, short prompts and long ones apart."""
-        kinds: dict[Layout, list[tuple[int, int]]] = {}
-        for done, left in (*load.prompts, *((0, length) for length in load.waiting)):
-            if left:
-                kinds.setdefault(target.layout_of(done + left), []).append((done, left))
+        if target.striped_from is None:
+            kinds = {target.layout: at_hand.prompts}
+        else:
+            kinds = {}
+            for done, left in at_hand.each_prompt():
+                layout = target.layout_of(done + left)
+                kinds[layout] = kinds.get(layout, NO_PROMPTS).with_one(done, left)
         ratio = self._ratio(target.name)
         return sum(
             self._added_s(layout, prompts, decoding, decode_s / ratio) * ratio
             for layout, prompts in kinds.items()
+            if prompts.pending
         )
 
     def _coming_s(self, load: Load, target: Target, decoding: Work, decode_s: float) -> float:
@@ -251,22 +253,18 @@ class PredictivePolicy:
             rows = load.prompt_rows * sum(lengths) / total
             length = sum(lengths) // len(lengths)
             at_once = max(1, round(rows / length))
-            whole = [(0, length)] * at_once
-            seconds += (
-                self._added_s(layout, whole, decoding, decode_s / ratio) * ratio * rows / (at_once * length)
-            )
+            whole = _Prompts(at_once, at_once * length, 0)
+            added_s = self._added_s(layout, whole, decoding, decode_s / ratio) * ratio
+            seconds += added_s * rows / whole.pending
         return seconds
 
-    def _added_s(
-        self, layout: Layout, prompts: Sequence[tuple[int, int]], decoding: Work, decode_s: float
-    ) -> float:
-        """Seconds that a typical chunk of these (computed, left) prompts adds to a step, for all that is left."""
-        limits, ranks = self._limits, self._prices.ranks
-        pending, history = sum(left for _, left in prompts), sum(done for done, _ in prompts)
+    def _added_s(self, layout: Layout, prompts: _Prompts, decoding: Work, decode_s: float) -> float:
+        """Seconds that a typical chunk of these prompts adds to a step, for all that is left of them."""
+        limits, ranks, pending = self._limits, self._prices.ranks, prompts.pending
         budget = max(1, min(pending, limits.token_budget - min(decoding.num_rows, limits.token_budget - 1)))
-        at_once = max(1, min(len(prompts), round(budget * len(prompts) / pending)))
+        at_once = max(1, min(prompts.count, round(budget * prompts.count / pending), MAX_CHUNKS))
         count = max(1, budget // at_once)
-        start = int(history / len(prompts) + max(0.0, pending / len(prompts) - count) / 2)
+        start = int(prompts.history / prompts.count + max(0.0, pending / prompts.count - count) / 2)
         chunks, homes = [], _uneven_homes(at_once, ranks)
         for number in range(at_once):
             at = assigned(layout, 0 if layout.placement is Placement.BY_HEAD else number % homes)
@@ -327,7 +325,7 @@ class PredictivePolicy:
         if load.decode_s is None or not load.lengths or load.prompts:
             return
         now = Target(LAYOUTS[load.target], load.striped_from)
-        work = self._decoding(load, now, len(load.lengths))
+        work = self._decoding(_AtHand(load, self._prices.keeps), now, len(load.lengths))
         ratio = load.decode_s / self._prices.step_s(work)
         weight = self._caution.correction_weight
         known = self._ratio(load.target)
@@ -354,11 +352,75 @@ def _long_from(load: Load) -> int | None:
     return bound if len(lengths) > 1 and max(lengths) >= bound else None
 
 
-def _shares(
-    count: int, context: float, selected: float, longest: int, ranks: int, *, even: bool
-) -> list[tuple[int, float, float]]:
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Over the lengths of requests."""
+
+    count: int
+    context: int
+    selected: float
+    """What sparse attention keeps of it."""
+    longest: int
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], keeps: float) -> _Sums:
+        context, longest = sum(lengths), max(lengths)
+        selected = context if longest <= keeps else sum(n if n < keeps else keeps for n in lengths)
+        return cls(len(lengths), context, selected, longest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompts:
+    """Prompts that are not computed to their end."""
+
+    count: int
+    pending: int
+    """Tokens that are left of them."""
+    history: int
+    """Tokens that are computed."""
+
+    def with_one(self, done: int, left: int) -> _Prompts:
+        return _Prompts(self.count + 1, self.pending + left, self.history + done)
+
+
+NO_PROMPTS = _Prompts(0, 0, 0)
+
+
+class _AtHand:
+    """A load, added up once for all targets."""
+
+    def __init__(self, load: Load, keeps: float) -> None:
+        self._keeps = keeps
+        self._waiting = load.waiting
+        self._running = [*load.lengths, *map(sum, load.prompts)]
+        self._sums: dict[int, _Sums] = {}
+        self._unfinished = [(done, left) for done, left in load.prompts if left]
+        self.prompts = _Prompts(
+            len(self._unfinished) + len(load.waiting),
+            sum(left for _, left in self._unfinished) + sum(load.waiting),
+            sum(done for done, _ in self._unfinished),
+        )
+
+    def lengths(self, admitted: int) -> list[int]:
+        """Of what runs, and of those who wait as far as that many are admitted."""
+        return [*self._running, *self._waiting[: max(0, admitted - len(self._running))]]
+
+    def sums(self, admitted: int) -> _Sums:
+        found = self._sums.get(admitted)
+        if found is None:
+            found = self._sums[admitted] = _Sums.of(self.lengths(admitted), self._keeps)
+        return found
+
+    def each_prompt(self) -> Iterator[tuple[int, int]]:
+        """(computed, left) of each."""
+        yield from self._unfinished
+        yield from ((0, length) for length in self._waiting)
+
+
+def _shares(sums: _Sums, ranks: int, *, even: bool) -> list[tuple[int, float, float]]:
     """Rows, context and selected tokens by home, balanced as far as whole requests allow: the home of the longest
     request has at least that one. `even`: stripes share the tokens whatever the homes."""
+    count, context, selected, longest = sums.count, sums.context, sums.selected, sums.longest
     rows = [count // ranks + (home < count % ranks) for home in range(ranks)]
     if even:
         return [(n, context * n / count, selected * n / count) for n in rows]

@@ -39,7 +39,7 @@ from splash.sched.policy import Decision, Policy
 from splash.sched.queue import WaitingQueue
 from splash.sched.record import Record
 from splash.sched.step import Admit, Chunk, Clock, PageGrant, StepPlan, StepResult
-from splash.sched.target import target_named
+from splash.sched.target import Target, target_named
 from splash.sched.transition import Transitions
 
 IDLE_COPY_FACTOR = 4
@@ -128,7 +128,7 @@ class Scheduler:
         self._plan: StepPlan | None = None
         self._flips = 0
         self._wanted: Decision | None = None
-        self._refused: dict[str, int] = {}
+        self._refused: dict[Target, int] = {}
         """Targets that did not fit, with the free pages of that moment: not asked for again until there are more."""
         self._last_end_s: float | None = None
         self._step_s = 0.0
@@ -195,14 +195,16 @@ class Scheduler:
             self.waiting.remove(record)
         return self._finish(record, (), "abort")
 
-    def set_target(self, layout_name: str, reason: str, *, keep_policy: bool = False) -> None:
+    def set_target(
+        self, layout_name: str, reason: str, *, striped_from: int | None = None, keep_policy: bool = False
+    ) -> None:
         """Aim for a layout from the next step's background on (ConfigError if there is none of that name), and stay
         there: the policy is not asked any more, unless it is kept. TargetRefused is emitted, and nothing changes, if
         it cannot fit."""
         layout_named(layout_name)
         if not keep_policy:
             self._policy = None
-        self._wanted = Decision(layout_name, reason)
+        self._wanted = Decision(layout_name, reason, striped_from=striped_from)
 
     def set_goal(self, request_id: int, layout_name: str, home: int) -> None:
         """Move one running request on its own, e.g. to another owner or into a layout of its own.
@@ -395,7 +397,7 @@ class Scheduler:
         if self.transitions.retarget(target, wanted.reason, list(self.waiting), step, wanted.predicted):
             self._refused.clear()
         else:
-            self._refused[wanted.target] = self._free_pages()
+            self._refused[target] = self._free_pages()
 
     def _grow_decodes(self, draft: PlanDraft) -> None:
         """A block for every decode whose last one is full; preempts the newest when memory is short."""
@@ -631,9 +633,8 @@ class Scheduler:
                     self._decode_s,
                 )
             )
-        present = self.transitions.target
-        other = target_named(decision.target, decision.striped_from) != present
-        if other and self._free_pages() > self._refused.get(decision.target, -1):
+        wanted = target_named(decision.target, decision.striped_from)
+        if wanted != self.transitions.target and self._free_pages() > self._refused.get(wanted, -1):
             self._wanted = decision
 
     def _next_question(self) -> int:

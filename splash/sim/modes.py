@@ -173,7 +173,8 @@ def _restart(simulation: Simulation, policy: Restarting) -> None:
     scheduler.admitting = False
     while scheduler.running:
         simulation.step()
-    scheduler.set_target(policy.wish.target, policy.wish.reason, keep_policy=True)
+    wish = policy.wish
+    scheduler.set_target(wish.target, wish.reason, striped_from=wish.striped_from, keep_policy=True)
     while scheduler.switching:
         simulation.step()
     simulation.pause(round(RESTART_S * NANOSECONDS))
