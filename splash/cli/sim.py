@@ -184,7 +184,7 @@ def _progress(console: Console, mode: str, total: int) -> Iterator[EventSink]:
     from splash.core.events import Event, RequestFinished
 
     columns = (TextColumn("{task.description:8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(mode, total=total)
 
         def sink(event: Event) -> None:

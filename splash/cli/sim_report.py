@@ -17,7 +17,7 @@ def plotly_script() -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
-        raise ConfigError("--report draws with plotly: pip install 'splash[report]'") from None
+        raise ConfigError("--report draws with plotly: pip install plotly (the extra 'report')") from None
     return str(get_plotlyjs())
 
 

@@ -13,6 +13,8 @@ from rich.text import Text
 from splash.engine.report import RunReport
 from splash.tui.units import show_bytes, show_seconds
 
+MIN_FLIPS = 20
+"""Boundaries with flips below which their cost is noise."""
 MAX_REFUSED = 10
 """Refusals that are listed; the JSON has all."""
 
@@ -110,6 +112,9 @@ def _switch_table(switches: list[dict[str, Any]], refused: list[dict[str, Any]])
 
 
 def _cost_lines(cost: dict[str, Any]) -> str:
+    """What a flip costs, where there were enough of them to tell it from noise."""
+    if cost["flips"] < MIN_FLIPS:
+        return f"{cost['flips']} boundaries with flips: too few to tell what a flip costs"
     excess, share = cost["excess_s"], cost["excess_share"]
     lines = [
         f"{cost['flips']} boundaries with flips: {_percentiles(cost['flip_s'])}",
