@@ -73,6 +73,6 @@ def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "plotly", None)
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    with pytest.raises(ConfigError, match=r"splash\[report\]"):
+    with pytest.raises(ConfigError, match=r"pip install plotly"):
         write_report(tmp_path / "out.html", [run()], title="t", note="n")
     assert list(tmp_path.iterdir()) == []
