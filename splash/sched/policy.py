@@ -97,7 +97,7 @@ class ThresholdPolicy:
     """
 
     name = "auto (thresholds)"
-    period_steps = calm_period_steps = 4
+    period_steps = calm_period_steps = 2
 
     def __init__(self, thresholds: Thresholds | None = None) -> None:
         self._at = thresholds or Thresholds()
