@@ -220,9 +220,9 @@ class CostModel:
         return layers * seconds
 
     def _exchange_s(self, traffic: _Traffic) -> Figure:
-        into = max(traffic.into.values(), default=0.0)
-        exchanged = self._collective_s("all_to_all", into) + self._collective_s("all_gather", traffic.queries)
-        exchanged += self._collective_s("all_to_all", traffic.back)
+        """As a layer enters them: all queries travel in one collective, and all outputs return in one."""
+        queries = max(traffic.into.values(), default=0.0) + traffic.queries
+        exchanged = self._collective_s("all_to_all", queries) + self._collective_s("all_to_all", traffic.back)
         exchanged += self._collective_s("all_gather", (1 - 1 / self.ranks) * traffic.gathered)
         chosen = ops.collective_s(self.profile, "all_gather", self.ranks, traffic.candidates)
         return self._layers * exchanged + self._indexers * chosen
@@ -267,6 +267,7 @@ class _Traffic:
         self.into: dict[int, float] = {}
         """Queries, by owner."""
         self.queries = 0.0
+        """Those that every rank receives."""
         self.back = 0.0
         self.gathered = 0.0
         """History of prompts, whole, without index keys."""
