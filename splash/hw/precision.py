@@ -18,7 +18,7 @@ class Precision:
     """Routed and shared experts, dense MLPs."""
     kda: str
     dense: str
-    """Router and vocabulary."""
+    """Vocabulary."""
     activation_bytes: int
     """Of one element that travels between ranks."""
     kv_bytes: float

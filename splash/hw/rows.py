@@ -141,9 +141,12 @@ def _replicated(
 def _kda(
     kda: KDASpec, hidden: int, profile: HardwareProfile, ranks: int, precision: Precision, rows: Seconds
 ) -> Seconds:
-    """Projections of one KDA layer: q, k, v, gates and output of the rank's heads."""
-    width = kda.num_heads * kda.head_dim // ranks
-    shapes = ((3 * width, hidden), (2 * kda.head_dim, hidden), (2 * width, kda.head_dim), (hidden, width))
+    """Projections of one KDA layer, of the rank's heads: q, k, v, one beta a head and the narrow halves of decay and gate
+    in one product; then their wide halves, and the output."""
+    heads = kda.num_heads // ranks
+    width = heads * kda.head_dim
+    wide = (width, kda.head_dim)
+    shapes = ((3 * width + heads + 2 * kda.head_dim, hidden), wide, wide, (hidden, width))
     return np.sum([ops.gemm_s(profile, rows, n, k, precision.kda) for n, k in shapes], axis=0)
 
 
@@ -172,10 +175,11 @@ def _mlp(
 def _moe(
     moe: MoESpec, hidden: int, profile: HardwareProfile, ranks: int, precision: Precision, rows: Seconds
 ) -> Seconds:
-    """Experts lie whole on ranks (EP) and are chosen evenly; each rank reads those that a row of the step chose."""
+    """Experts lie whole on ranks (EP) and are chosen evenly; each rank reads those that a row of the step chose. The
+    router computes in fp32, whatever the weights' type (`model.layers.moe`)."""
     held = moe.num_experts / ranks
     hit = held * (1 - (1 - moe.top_k / moe.num_experts) ** rows)
-    seconds = ops.gemm_s(profile, rows, moe.num_experts, hidden, precision.dense)
+    seconds = ops.gemm_s(profile, rows, moe.num_experts, hidden, "float32")
     seconds += ops.grouped_gemm_s(
         profile,
         rows * moe.top_k / ranks,

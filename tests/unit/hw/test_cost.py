@@ -150,7 +150,7 @@ def ffn_s(name: str, layer: int, rows: int) -> float:
         experts_held=held,
         tokens=rows,
     )
-    router = ops.gemm_s(P, rows, ffn.num_experts, hidden, precision.dense)
+    router = ops.gemm_s(P, rows, ffn.num_experts, hidden, "float32")
     return float(routed + router) + (mlp(ffn.num_shared * ffn.expert_ffn) if ffn.num_shared else 0.0)
 
 

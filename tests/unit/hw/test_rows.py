@@ -1,5 +1,7 @@
 """What depends on the number of rows alone."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from splash.hw.load import load_profile
 from splash.hw.precision import Precision
 from splash.hw.rows import row_tables
 from splash.spec.known import known_model
+from splash.spec.storage import kv_storage, weight_storage
 
 RANKS, ROWS = 8, 64
 
@@ -28,3 +31,24 @@ def test_hidden_states_travel_in_the_compute_type(dtype: str, size: int) -> None
         seconds("all_gather", received) + seconds("reduce_scatter", received)
     )
     assert np.all(np.diff(tables.closing) > 0)
+
+
+def test_recurrent_layers_project_what_their_heads_need() -> None:
+    """Red when a product of a KDA layer is left out, or one that the layer computes as a whole is taken apart."""
+    spec, profile = known_model("glm-5.3-flash"), load_profile("h200")
+    precision = Precision.of(spec, weight_storage("bfloat16"), kv_storage("bfloat16"))
+    kda, layers = spec.kda, spec.num_layers - sum(spec.attends)
+    assert kda is not None
+
+    def products(num_heads: int) -> float:
+        heads, dim = num_heads // RANKS, kda.head_dim
+        into = (3 * heads * dim + heads + 2 * dim, spec.hidden_size)
+        wide, out = (heads * dim, dim), (spec.hidden_size, heads * dim)
+        return sum(float(ops.gemm_s(profile, ROWS, n, k, "bfloat16")) for n, k in (into, wide, wide, out))
+
+    def replicated(num_heads: int) -> float:
+        wider = replace(spec, kda=replace(kda, num_heads=num_heads))
+        return float(row_tables(wider, profile, RANKS, precision, ROWS).replicated[ROWS])
+
+    added = replicated(4 * kda.num_heads) - replicated(kda.num_heads)
+    assert added == pytest.approx(layers * (products(4 * kda.num_heads) - products(kda.num_heads)))
