@@ -25,17 +25,20 @@ class PromptReads:
     def __init__(self, ranks: int, prefill: Prefill) -> None:
         """`prefill`: the kernel, which computes pairs in whole tiles."""
         self._prefill = prefill
-        self.pairs, self.selected, self.rows, self.tokens, self.longest = np.zeros((5, ranks))
+        self.pairs, self.selected, self.rows, self.tokens, self.longest, self.projected = np.zeros((6, ranks))
         """Causal (row, token) pairs; those kept by sparse attention; rows of which they are; tokens so far, in all and
-        of the longest prompt."""
+        of the longest prompt; rows whose queries this rank projects."""
 
-    def add(self, start: int, count: int, keeps: float, *, share: float, on: int | slice) -> None:
-        """A chunk, of whose (row, token) pairs each rank of `on` has `share`."""
+    def add(
+        self, start: int, count: int, keeps: float, *, share: float, on: int | slice, projected: int = 0
+    ) -> None:
+        """A chunk, of whose (row, token) pairs each rank of `on` has `share`, and projects queries of so many rows."""
         self.pairs[on] += share * ops.prefill_pairs(self._prefill, count, start)
         self.selected[on] += share * selected_pairs(start, count, keeps)
         self.rows[on] += count
         self.tokens[on] += start + count
         self.longest[on] = np.maximum(self.longest[on], start + count)
+        self.projected[on] += projected
 
 
 class AttentionCost:
@@ -47,15 +50,11 @@ class AttentionCost:
         profile: HardwareProfile,
         ranks: int,
         precision: Precision,
-        *,
-        unabsorbed: bool,
     ) -> None:
-        """`unabsorbed`: prompts may attend with keys and values projected up from the latents."""
         self._spec = spec
         self._profile = profile
         self._ranks = ranks
         self._precision = precision
-        self._unabsorbed = unabsorbed
         self._layers = num_attention_layers(spec)
         self._indexers = num_indexers(spec)
 
@@ -82,7 +81,7 @@ class AttentionCost:
 
     def prompt_s(self, reads: PromptReads, *, whole: bool, absorbed: bool) -> Figure:
         """Chunks of prompts. `absorbed`: only that form can be had, since the queries came to the cache or attention
-        is sparse; else the faster one is taken."""
+        is sparse, and the projections have what absorbing costs; else the faster form is taken, with that cost."""
         att = self._spec.attention
         if isinstance(att, GQASpec):
             kv_bytes = self._precision.kv_bytes * self._kv_heads(att, whole=whole) / att.num_kv_heads
@@ -96,9 +95,10 @@ class AttentionCost:
                 longest=reads.longest,
             )
         seconds = self._absorbed_s(att, reads, whole=whole)
-        if self._unabsorbed and not absorbed:
-            seconds = np.minimum(seconds, self._unabsorbed_s(att, reads, whole=whole))
-        return seconds
+        if absorbed:
+            return seconds
+        absorbing = self._absorbing_s(att, reads.projected, whole=whole)
+        return np.minimum(seconds + absorbing, self._unabsorbed_s(att, reads, whole=whole))
 
     def scoring_s(self, reads: PromptReads) -> Figure:
         """The indexers, of chunks: scores as one matrix product, which the selection writes and reads once."""
@@ -136,6 +136,13 @@ class AttentionCost:
             self._precision.kv_bytes,
             longest=reads.longest,
         )
+
+    def _absorbing_s(self, att: MLASpec, rows: Figure, *, whole: bool) -> Figure:
+        """The products by W_UK and W_UV, head by head."""
+        heads, dtype = self._heads(whole=whole), self._precision.attention
+        keys = ops.batched_gemm_s(self._profile, heads, rows, att.kv_lora_rank, att.nope_dim, dtype)
+        values = ops.batched_gemm_s(self._profile, heads, rows, att.v_dim, att.kv_lora_rank, dtype)
+        return self._layers * (keys + values)
 
     def _unabsorbed_s(self, att: MLASpec, reads: PromptReads, *, whole: bool) -> Figure:
         """All latents of the prompts so far are projected up, once for the chunk."""

@@ -73,7 +73,7 @@ class CostModel:
         self.ranks = ranks
         self.precision = precision
         self._tables = row_tables(spec, profile, ranks, precision, max_rows)
-        self._attention = AttentionCost(spec, profile, ranks, precision, unabsorbed=unabsorbed)
+        self._attention = AttentionCost(spec, profile, ranks, precision)
         self._wire = _Wire.of(spec, precision)
         self._unabsorbed = unabsorbed
         self._overlapped = overlapped_copies
@@ -157,7 +157,9 @@ class CostModel:
             kind = at_owner or divided, absorbed
             read = reads[kind] = reads.get(kind) or self._attention.prompts()
             share = 1 / self.ranks if divided else 1.0
-            read.add(chunk.start, chunk.count, keeps, share=share, on=home if at_owner else slice(None))
+            projected = -(-chunk.count // self.ranks) if divided else chunk.count
+            on = home if at_owner else slice(None)
+            read.add(chunk.start, chunk.count, keeps, share=share, on=on, projected=projected)
             self._score(chunk, scores, traffic)
         seconds = np.zeros(self.ranks)
         for (whole, absorbed), read in reads.items():

@@ -141,8 +141,8 @@ def _replicated(
 def _kda(
     kda: KDASpec, hidden: int, profile: HardwareProfile, ranks: int, precision: Precision, rows: Seconds
 ) -> Seconds:
-    """Projections of one KDA layer, of the rank's heads: q, k, v, one beta a head and the narrow halves of decay and gate
-    in one product; then their wide halves, and the output."""
+    """Projections of one KDA layer, of the rank's heads: q, k, v, one beta a head and the narrow halves of decay and
+    gate in one product; then their wide halves, and the output."""
     heads = kda.num_heads // ranks
     width = heads * kda.head_dim
     wide = (width, kda.head_dim)

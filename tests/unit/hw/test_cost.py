@@ -413,7 +413,9 @@ def test_a_chunk_beside_decodes_adds_its_own_attention(layout: str, method: Meth
         direct = ops.mla_prefill_s(
             P, tiled, tokens, heads, qk, att.v_dim, 2 * heads * (qk + att.v_dim), longest=tokens
         )
-        seconds = min(seconds, float(up + direct))
+        own = CHUNK // RANKS if layout == "cp" else CHUNK
+        absorbing = head_parts_s(name, {"q": 0, "uk": own, "uv": own, "o": 0}, heads)
+        seconds = min(seconds + absorbing, float(up + direct))
     alone = costs.step(Work(beside.decodes, (), beside.sampled))
     added = float(np.max(mixed.attention + mixed.projections)) - float(
         np.max(alone.attention + alone.projections)
