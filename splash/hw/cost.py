@@ -151,7 +151,7 @@ class CostModel:
             if exchanged:
                 traffic.add(self._wire, layout.name, home, chunk.count, self.ranks)
             elif chunk.method is Method.GATHER:
-                traffic.gathered += chunk.start * self.precision.kv_bytes
+                traffic.gathers.append(self._gathered(chunk))
             at_owner = layout is DP or (layout is DOP and exchanged)
             divided = layout is CP or (layout is DCP and exchanged)
             kind = at_owner or divided, absorbed
@@ -193,6 +193,15 @@ class CostModel:
         scattered = float(tables.replicated[own]), float(tables.scattered_closing[num_rows])
         return min(replicated, scattered, key=sum)
 
+    def _gathered(self, chunk: PromptRows) -> tuple[str, float]:
+        """The collective that brings a chunk's history, and the bytes that a rank receives: all of it, or its own KV
+        group where it attends with the heads of that one alone. Pieces of a long history are taken as one."""
+        groups = self.spec.kv_groups(self.ranks)
+        num_bytes = (1 - 1 / self.ranks) * chunk.start * self.precision.kv_bytes
+        if chunk.at.layout is CP or groups == 1:
+            return "all_gather", num_bytes
+        return "all_to_all", num_bytes / groups
+
     def _proposed(self, rows: int, length: Figure, holders: int) -> Figure:
         """Bytes of candidates that a rank receives for rows that see `length` tokens, which `holders` share: of each
         row every holder proposes as many of its keys as the row could choose from it."""
@@ -225,7 +234,7 @@ class CostModel:
         """As a layer enters them: all queries travel in one collective, and all outputs return in one."""
         queries = max(traffic.into.values(), default=0.0) + traffic.queries
         exchanged = self._collective_s("all_to_all", queries) + self._collective_s("all_to_all", traffic.back)
-        exchanged += self._collective_s("all_gather", (1 - 1 / self.ranks) * traffic.gathered)
+        exchanged += sum(self._collective_s(op, num_bytes) for op, num_bytes in traffic.gathers)
         chosen = ops.collective_s(self.profile, "all_gather", self.ranks, traffic.candidates)
         return self._layers * exchanged + self._indexers * chosen
 
@@ -271,8 +280,8 @@ class _Traffic:
         self.queries = 0.0
         """Those that every rank receives."""
         self.back = 0.0
-        self.gathered = 0.0
-        """History of prompts, whole, without index keys."""
+        self.gathers: list[tuple[str, float]] = []
+        """Collectives that bring a prompt's history, without index keys, and their bytes."""
         self.candidates: Figure = 0.0
 
     def add(self, wire: _Wire, layout: str, home: int, rows: int, ranks: int) -> None:

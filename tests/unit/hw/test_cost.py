@@ -468,6 +468,27 @@ def test_history_travels_where_a_chunk_gathers_it() -> None:
     )
 
 
+def test_a_history_travels_to_the_heads_that_need_it() -> None:
+    """Red when all KV heads are gathered where a rank attends with its own, or several histories as one collective."""
+    spec, precision = spec_of("llama-3.1-405b"), precision_of("llama-3.1-405b")
+
+    def exchange(layout: str, *starts: int) -> float:
+        chunks = tuple(PromptRows(assigned(LAYOUTS[layout], 0), Method.GATHER, at, CHUNK) for at in starts)
+        return float(model("llama-3.1-405b").step(Work((), chunks, 0)).exchange)
+
+    def expected(op: str, start: int, share: float) -> float:
+        received = share * (1 - 1 / RANKS) * start * precision.kv_bytes
+        return spec.num_layers * float(ops.collective_s(P, op, RANKS, received))
+
+    assert (
+        exchange("dop", 4096)
+        == exchange("dcp", 4096)
+        == pytest.approx(expected("all_to_all", 4096, 1 / RANKS))
+    )
+    assert exchange("cp", 4096) == pytest.approx(expected("all_gather", 4096, 1))
+    assert exchange("dop", 4096, 8192) == pytest.approx(exchange("dop", 4096) + exchange("dop", 8192))
+
+
 def test_candidates_travel_where_a_chunk_gathers_and_index_keys_do_not() -> None:
     """Red when index keys are gathered with the latents, or an owner's choice is known to the others for nothing."""
     spec, precision, start = spec_of("deepseek-v3.2"), precision_of("deepseek-v3.2"), 65536
