@@ -233,15 +233,12 @@ class Host:
     """Costs outside the kernels, in seconds."""
 
     step_overhead: Quantity
-    """Of one step beside its forward pass, without the share per request."""
+    """Of one step beside its forward pass, without the share per request. Launching its kernels is in it: one by one
+    while the device computes, or all as one graph."""
     request_overhead: Quantity | None = None
     """Of one request in a step: its part in planning, inputs, sampling and text."""
     layer_overhead: Quantity | None = None
     """Of one layer, for all that is neither a product nor attention nor a collective."""
-    launch_overhead: Quantity | None = None
-    """Of one kernel launched by itself; the kernels' own fixed times have none in them where graphs are replayed."""
-    graph_overhead: Quantity | None = None
-    """Of replaying a step's kernels as a graph; absent where kernels are launched one by one."""
 
 
 @dataclass(frozen=True, slots=True)
