@@ -25,7 +25,7 @@ from splash.engine.loop import NOW, Abort, Inbox, LatchedClock, Loop, Retarget, 
 from splash.engine.trace import TraceWriter
 from splash.engine.workload import When
 from splash.layout.layouts import layout_named
-from splash.sched.scheduler import Output
+from splash.sched.results import Output
 from splash.sched.step import Executor, StepPlan, StepResult
 
 Prompt = str | Sequence[int]

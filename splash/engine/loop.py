@@ -22,7 +22,8 @@ from splash.core.errors import CapacityError, RequestError
 from splash.core.request import Request
 from splash.engine.trace import TraceWriter
 from splash.engine.workload import When
-from splash.sched.scheduler import Output, Scheduler
+from splash.sched.results import Output
+from splash.sched.scheduler import Scheduler
 from splash.sched.step import Executor, StepPlan, StepResult
 
 

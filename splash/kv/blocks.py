@@ -64,6 +64,11 @@ class KVStore:
             self._placements[key] = known
         return known
 
+    @property
+    def num_free(self) -> int:
+        """Pages of all ranks that can be taken now."""
+        return sum(pool.available for pool in self.pools)
+
     def num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 

@@ -1,10 +1,13 @@
-"""An open change of the target, and what it has cost so far."""
+"""The target, the open change to it, and what that has cost so far."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from splash.core.events import SwitchDone
+from splash.core.events import SwitchDone, TargetChanged
+from splash.sched.copies import CopyLedger
+from splash.sched.journal import Journal
+from splash.sched.target import Target
 
 
 @dataclass(slots=True)
@@ -40,3 +43,62 @@ class Switch:
             now - self.started_s,
             self.max_boundary_s,
         )
+
+
+class Course:
+    """What all requests shall become, the switch that is open, and when something last got ahead towards it."""
+
+    def __init__(self, target: Target, *, ledger: CopyLedger, journal: Journal) -> None:
+        self.target = target
+        self.switch: Switch | None = None
+        self._ledger = ledger
+        self._journal = journal
+        self._seen = (0, 0)
+        """(acknowledged copies, step) when something last got ahead."""
+
+    def turn(self, target: Target, reason: str, predicted: dict[str, float], step: int) -> None:
+        """Aim for `target`; a switch that is open is superseded."""
+        self.close(step, superseded=True)
+        old, self.target = self.target, target
+        now = self._journal.now()
+        self._journal.emit(TargetChanged(now, step, old.name, target.name, reason, predicted))
+        self.switch = Switch(old.name, target.name, reason, step, now)
+        self.advance(step)
+
+    def close(self, step: int, *, superseded: bool = False) -> None:
+        if self.switch is not None:
+            self._journal.emit(self.switch.closed(superseded=superseded, step=step, now=self._journal.now()))
+            self.switch = None
+
+    def flipped(self, request: int, step: int) -> None:
+        self.advance(step)
+        if self.switch is not None:
+            self.switch.flipped.add(request)
+
+    def give_up(self) -> None:
+        """Some requests, or replicas, stay where they are."""
+        if self.switch is not None:
+            self.switch.given_up = True
+
+    def arrived(self, kv_bytes: int, weight_bytes: int) -> None:
+        """So many bytes of background copies have come in."""
+        if self.switch is not None:
+            self.switch.kv_bytes += kv_bytes
+            self.switch.weight_bytes += weight_bytes
+
+    def note_boundary(self, seconds: float) -> None:
+        if self.switch is not None:
+            self.switch.max_boundary_s = max(self.switch.max_boundary_s, seconds)
+
+    def advance(self, step: int) -> None:
+        """Something got ahead in `step`."""
+        self._seen = self._ledger.num_acknowledged, step
+
+    @property
+    def copying(self) -> bool:
+        """Copies have completed since something last got ahead."""
+        return self._ledger.num_acknowledged > self._seen[0]
+
+    def idle_steps(self, step: int) -> int:
+        """Steps since something last got ahead."""
+        return step - self._seen[1]

@@ -170,7 +170,7 @@ def _restart(simulation: Simulation, policy: Restarting) -> None:
     """Serve what runs to its end, admitting nobody; stop; go on in the wanted layout."""
     assert policy.wish is not None
     scheduler = simulation.scheduler
-    scheduler.admitting = False
+    scheduler.admission.open = False
     while scheduler.running:
         simulation.step()
     wish = policy.wish
@@ -178,5 +178,5 @@ def _restart(simulation: Simulation, policy: Restarting) -> None:
     while scheduler.switching:
         simulation.step()
     simulation.pause(round(RESTART_S * NANOSECONDS))
-    scheduler.admitting = True
+    scheduler.admission.open = True
     policy.wish = None

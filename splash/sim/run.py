@@ -183,7 +183,7 @@ class Simulation:
 
     def _jump(self) -> bool:
         """Steps that end before the next arrival, all but the last of them, and before the next switch."""
-        num_steps = min(self._scheduler.steady_steps(), MAX_JUMP)
+        num_steps = min(self._scheduler.steady.num_steps(), MAX_JUMP)
         if self._switches:
             num_steps = min(num_steps, self._switches[0][0] - self._scheduler.next_step)
         if num_steps < 2:
@@ -194,7 +194,9 @@ class Simulation:
         if next_ns is not None:
             ends = ends[: sum(end < next_ns for end in ends) + 1]
         starts = [start_ns, *ends]
-        made = self._scheduler.jump([(seconds(a), seconds(b)) for a, b in zip(starts, ends, strict=False)])
+        made = self._scheduler.steady.jump(
+            [(seconds(a), seconds(b)) for a, b in zip(starts, ends, strict=False)]
+        )
         if made:
             self._executor.advance(made, ends[made - 1])
         return made > 0

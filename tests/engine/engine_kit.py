@@ -19,7 +19,8 @@ from splash.engine.trace import TraceWriter
 from splash.layout.holders import Topology
 from splash.sched.batch import RowBytes
 from splash.sched.policy import Policy
-from splash.sched.scheduler import Output, Scheduler
+from splash.sched.results import Output
+from splash.sched.scheduler import Scheduler
 from splash.sched.step import Clock, StepPlan, StepResult
 from tests.property.harness import small_memory
 from tests.property.mirror import MirrorExecutor

@@ -19,7 +19,8 @@ from splash.exec.executor import RankExecutor
 from splash.exec.worker import Worker, WorkerArgs, load, serve
 from splash.hal.inproc import DEFAULT_CAPS, InProcessBackend
 from splash.hal.protocol import RankContext
-from splash.sched.scheduler import Output, Scheduler
+from splash.sched.results import Output
+from splash.sched.scheduler import Scheduler
 from splash.sched.step import ManualClock
 
 BLOCK_SIZE = 4

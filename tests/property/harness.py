@@ -14,7 +14,8 @@ from splash.layout.holders import Topology
 from splash.layout.layouts import LAYOUTS
 from splash.sched.batch import RowBytes
 from splash.sched.policy import Policy
-from splash.sched.scheduler import Output, Scheduler
+from splash.sched.results import Output
+from splash.sched.scheduler import Scheduler
 from splash.sched.step import ManualClock, StepPlan
 from tests.property.mirror import MirrorExecutor
 

@@ -137,7 +137,7 @@ def test_a_fan_out_is_not_cut_off_by_its_own_bound() -> None:
     r = h.add(416, 900)
     for _ in range(40):
         h.step()
-    h.scheduler._step_s = 1e-9  # a page a step
+    h.scheduler.pace.step_s = 1e-9  # a page a step
     h.scheduler.set_target("tp", "test")
     h.drain()
     assert not any(isinstance(e, StageCancelled) for e in h.events)

@@ -1,0 +1,141 @@
+"""What to become: what somebody asked for, or the policy answers when it is asked."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from splash.core.events import PolicyAsked
+from splash.kv.blocks import KVStore
+from splash.layout.layouts import layout_named
+from splash.sched.journal import Journal
+from splash.sched.observe import load_of
+from splash.sched.pace import Pace
+from splash.sched.policy import Decision, Policy
+from splash.sched.progress import Progress
+from splash.sched.roster import Roster
+from splash.sched.target import Target, target_named
+from splash.sched.transition import Transitions
+
+SHORT_STEPS = 8
+"""Steps for which a lack of memory is remembered."""
+RECENT_PROMPTS = 64
+"""Requests whose lengths tell what the next ones will be like."""
+
+
+class Aim:
+    """Holds a wish from when it is made until the background takes it up, and asks the policy for the next."""
+
+    def __init__(
+        self,
+        policy: Policy | None,
+        *,
+        store: KVStore,
+        roster: Roster,
+        transitions: Transitions,
+        pace: Pace,
+        progress: Progress,
+        journal: Journal,
+    ) -> None:
+        self._policy = policy
+        self._store = store
+        self._roster = roster
+        self._transitions = transitions
+        self._pace = pace
+        self._progress = progress
+        self._journal = journal
+        self._wanted: Decision | None = None
+        self._refused: dict[Target, int] = {}
+        """Targets that did not fit, with the free pages of that moment: not asked for again until there are more."""
+        self._asked = 0
+        """Step of the last question to the policy."""
+        self._recent_prompts: deque[int] = deque(maxlen=RECENT_PROMPTS)
+
+    @property
+    def wished(self) -> bool:
+        """Something is asked for and not yet taken up."""
+        return self._wanted is not None
+
+    @property
+    def switching(self) -> bool:
+        """A target is asked for, or a transition is open."""
+        return self.wished or self._transitions.open
+
+    def want(
+        self, layout_name: str, reason: str, *, striped_from: int | None = None, keep_policy: bool = False
+    ) -> None:
+        """Ask for a layout (ConfigError if there is none of that name), and stay there unless the policy is kept."""
+        layout_named(layout_name)
+        if not keep_policy:
+            self._policy = None
+        self._wanted = Decision(layout_name, reason, striped_from=striped_from)
+
+    def note_prompt(self, num_tokens: int) -> None:
+        """A request with so long a prompt has arrived."""
+        self._recent_prompts.append(num_tokens)
+
+    def quiet_steps(self, step: int) -> int | None:
+        """Steps from `step` on in which the policy is not asked, if nothing stirs; None: it never is."""
+        return None if self._policy is None else self._next_question(self._policy) - step
+
+    def ask_when_due(self, step: int) -> None:
+        """Put the question, unless it was put lately or a switch is open."""
+        if self._policy is not None and step >= self._next_question(self._policy) and not self.switching:
+            self._ask(self._policy, step)
+
+    def ask_at_once(self, step: int) -> None:
+        """Nothing runs: what waits is better admitted under the right target."""
+        if self._policy is not None and len(self._roster.waiting) and not self.switching:
+            self._ask(self._policy, step)
+
+    def take_up(self, step: int) -> None:
+        """Aim for what was asked for: in the background, since goals and room of all requests are looked at."""
+        if self._wanted is None:
+            return
+        wanted, self._wanted = self._wanted, None
+        target = target_named(wanted.target, wanted.striped_from)
+        if target == self._transitions.target and self._transitions.complete:
+            return
+        if self._transitions.retarget(
+            target, wanted.reason, list(self._roster.waiting), step, wanted.predicted
+        ):
+            self._refused.clear()
+        else:
+            self._refused[target] = self._store.num_free
+
+    def _next_question(self, policy: Policy) -> int:
+        """The step in which the policy is asked next: soon if the load has changed since the last time."""
+        stirred = self._progress.stirred >= self._asked
+        return self._asked + (policy.period_steps if stirred else policy.calm_period_steps)
+
+    def _ask(self, policy: Policy, step: int) -> None:
+        """Want what the answer says; a target that was refused only with more free pages."""
+        self._asked = step
+        now = self._transitions.target
+        load = load_of(
+            step,
+            self._roster.running.values(),
+            list(self._roster.waiting),
+            now,
+            memory_bound=step - self._progress.short <= SHORT_STEPS,
+            prompt_rows=self._pace.prompt_rows,
+            recent_prompts=tuple(self._recent_prompts),
+            decode_s=self._pace.decode_s,
+        )
+        decision = policy.decide(load)
+        if decision is None:
+            return
+        if decision.predicted:
+            self._journal.emit(
+                PolicyAsked(
+                    self._journal.now(),
+                    step,
+                    now.name,
+                    decision.target,
+                    decision.reason,
+                    decision.predicted,
+                    self._pace.decode_s,
+                )
+            )
+        wanted = target_named(decision.target, decision.striped_from)
+        if wanted != now and self._store.num_free > self._refused.get(wanted, -1):
+            self._wanted = decision

@@ -1,0 +1,49 @@
+"""The requests that decode, in the order of their rows: made anew when one joins or moves, thinned when one leaves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from splash.layout.layouts import Assignment
+from splash.layout.rows import section_key_of
+from splash.sched.record import Record
+
+
+class Decodes:
+    """It changes seldom, so that steady steps do nothing here: what happens is noted, and `settle` acts on it."""
+
+    def __init__(self, running: Mapping[int, Record]) -> None:
+        self._running = running
+        self.records: list[Record] = []
+        self.ids: tuple[int, ...] = ()
+        self.places: Counter[Assignment] = Counter()
+        """Rows by place; another object whenever they change."""
+        self._left: list[Assignment] = []
+        self._stale = False
+
+    @property
+    def settled(self) -> bool:
+        return not self._stale and not self._left
+
+    def disturb(self) -> None:
+        """A request has begun to decode, or moved."""
+        self._stale = True
+
+    def leave(self, record: Record) -> None:
+        """A request that decodes leaves; it still counts for the step in flight."""
+        self._left.append(record.present)
+
+    def settle(self) -> None:
+        """Bring the list up to date."""
+        if self._stale:
+            decoding = [r for r in self._running.values() if r.decoding]
+            self.records = sorted(decoding, key=lambda r: section_key_of(r.present, True, r.id))
+            self.places = Counter(r.present for r in self.records)
+        elif self._left:
+            self.records = [r for r in self.records if r.decoding]
+            self.places = self.places - Counter(self._left)
+        else:
+            return
+        self.ids = tuple(r.id for r in self.records)
+        self._left, self._stale = [], False

@@ -1,0 +1,115 @@
+"""Pages for the requests that run, and who gives way where there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from itertools import groupby
+
+from splash.kv.blocks import Block, KVStore
+from splash.kv.pool import PageState
+from splash.sched.decodes import Decodes
+from splash.sched.draft import PlanDraft
+from splash.sched.progress import Progress
+from splash.sched.record import Record
+from splash.sched.roster import Roster
+from splash.sched.step import PageGrant
+from splash.sched.transition import Transitions
+
+
+class Growth:
+    """Blocks for tokens; where memory is short, moves are given up first, then the newest requests."""
+
+    def __init__(
+        self,
+        *,
+        store: KVStore,
+        roster: Roster,
+        decodes: Decodes,
+        transitions: Transitions,
+        progress: Progress,
+    ) -> None:
+        self._store = store
+        self._roster = roster
+        self._decodes = decodes
+        self._transitions = transitions
+        self._progress = progress
+
+    def grow_decodes(self, draft: PlanDraft) -> None:
+        """A block for every decode whose last one is full; preempts the newest when memory is short."""
+        self._decodes.settle()
+        full = [record for record in self._decodes.records if record.computed >= record.room]
+        for record in full:
+            if record.running and not self.grow(record, record.computed + 1, draft):
+                self._roster.preempt(record, draft)
+
+    def grow(self, record: Record, length: int, draft: PlanDraft) -> bool:
+        """Blocks for `length` tokens. Where memory is short: what is free already, else give up moves, else preempt
+        the newest request with pages there. False if that is the record itself."""
+        while lacking := self._allocate(record, length, draft):
+            if self._store.collect(self._progress.collected):
+                continue
+            self._progress.short = draft.index
+            if self._transitions.relieve(self._progress.planned, lacking):
+                continue
+            newest = next(
+                r for r in reversed(self._roster.running.values()) if r is record or _holds_page(r, lacking)
+            )
+            if newest is record:
+                return False
+            self._roster.preempt(newest, draft)
+        return True
+
+    def grow_ahead(self, num_steps: int) -> int:
+        """The blocks that the decodes take in `num_steps` steps, in the order in which single steps would take them.
+        Returns the steps for which there was room."""
+        records, size = self._decodes.records, self._store.block_size
+        draft = PlanDraft(self._progress.planned + 1)
+        due: list[tuple[int, int]] = [
+            (step, place)
+            for place, record in enumerate(records)
+            for step in range(record.room - record.computed, num_steps, size)
+        ]
+        for step, growing in groupby(sorted(due), key=_first):
+            together = [records[place] for _, place in growing]
+            need = summed(self._store.fresh(record.present, len(record.blocks)) for record in together)
+            if self._store.lacking(need):
+                return step
+            for record in together:
+                self._allocate(record, record.room + 1, draft)
+        return num_steps
+
+    def _allocate(self, record: Record, length: int, draft: PlanDraft) -> list[int]:
+        """Blocks for `length` tokens, or the ranks that lack pages for them; then nothing changed."""
+        store, blocks = self._store, record.blocks
+        first, stop = len(blocks), store.num_blocks(length)
+        places = record.assignments
+        need: Sequence[int]
+        if len(places) == 1 and stop == first + 1:
+            need = store.fresh(places[0], first)
+        else:
+            need = summed(store.missing(blocks, at, first, stop) for at in places)
+        lacking = store.lacking(need)
+        if lacking:
+            return lacking
+        for index in range(first, stop):
+            block = Block()
+            blocks.append(block)
+            for at, state in zip(places, (PageState.LIVE, PageState.RESERVED), strict=False):
+                for kv_group, rank, page in store.add_copies(block, index, at, state):
+                    draft.grants.append(PageGrant(record.id, index, kv_group, rank, page))
+        record.room = len(blocks) * store.block_size
+        return []
+
+
+def summed(needs: Iterable[Sequence[int]]) -> list[int]:
+    """Element-wise sum of page counts per rank."""
+    return [sum(column) for column in zip(*needs, strict=True)]
+
+
+def _first(pair: tuple[int, int]) -> int:
+    return pair[0]
+
+
+def _holds_page(record: Record, ranks: Collection[int]) -> bool:
+    """Whether a request has a page on one of `ranks`; recurrent state is on all."""
+    return bool(record.state) or any(rank in ranks for block in record.blocks for _, rank in block.copies)

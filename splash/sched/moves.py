@@ -1,0 +1,318 @@
+"""Requests on their way to other places: each is staged, copied and flipped on its own, and may stay where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from splash.core.config import SchedulerConfig
+from splash.core.events import RequestFlipped, StageCancelled, StageStarted
+from splash.kv.blocks import KVStore
+from splash.layout.layouts import Assignment, Projection, assigned, with_projection
+from splash.sched.copies import CopyLedger
+from splash.sched.draft import PlanDraft
+from splash.sched.goals import choose_goals
+from splash.sched.journal import Journal
+from splash.sched.record import Record
+from splash.sched.replicas import Replicas
+from splash.sched.staging import begin_staging
+from splash.sched.step import Flip, Stage
+from splash.sched.switch import Course
+
+STAGED_STEPS = 8
+"""Stagings begin while less than so many steps' worth of copies is queued: pages are held twice for less time."""
+PATIENCE_STEPS = 16
+"""Steps without a new staging after memory was short; doubled every time."""
+RETRY_SHARE = 8
+"""A target that was given up is tried again when 1/8 of all pages more are free."""
+
+
+class Moves:
+    """State: who is not where its goal is, in order, and what the executors or the store have still to hear of it."""
+
+    def __init__(
+        self,
+        *,
+        store: KVStore,
+        running: Mapping[int, Record],
+        ledger: CopyLedger,
+        replicas: Replicas,
+        course: Course,
+        config: SchedulerConfig,
+        token_bytes: int,
+        journal: Journal,
+    ) -> None:
+        self._store = store
+        self._running = running
+        self._ledger = ledger
+        self._replicas = replicas
+        self._course = course
+        self._config = config
+        self._token_bytes = token_bytes
+        self._journal = journal
+        self._moving: dict[int, Record] = {}
+        """Records whose placement is not their goal's, staged or not, in order."""
+        self._flipped: list[tuple[Record, int]] = []
+        """With the last step that reads their old pages; settled in the background."""
+        self._cancelled: dict[int, Record] = {}
+        """Records whose announced staging was given up: the executors must hear."""
+        self._stranded_free: int | None = None
+        """Free pages when requests were given up; None if none are."""
+        self._wait_until, self._patience = 0, PATIENCE_STEPS
+
+    # ---- questions
+
+    @property
+    def open(self) -> bool:
+        """Somebody moves or waits to move."""
+        return bool(self._moving)
+
+    @property
+    def unsettled(self) -> bool:
+        """Old pages of requests that have flipped are still to be retired."""
+        return bool(self._flipped)
+
+    @property
+    def stranded(self) -> bool:
+        """Requests were given up, and stay where they are until memory comes free."""
+        return self._stranded_free is not None
+
+    def waits(self, step: int) -> bool:
+        """Memory was short lately: no staging begins in `step`."""
+        return step < self._wait_until
+
+    def reached(self) -> bool:
+        """Every request has the projection that its goal wants, as far as the shards are there."""
+        return all(
+            r.present.layout is self._replicas.projected(r.goal.layout, r.present)
+            for r in self._running.values()
+        )
+
+    # ---- where to go
+
+    def set_goal(self, record: Record, goal: Assignment, reason: str, step: int) -> None:
+        """Where one running request shall go; a staging that does not lead there is cancelled."""
+        record.goal = goal
+        record.stranded = False
+        staging = record.staging
+        if staging is not None and not staging.next.same_place(goal):
+            self.cancel(record, reason, step)
+        if record.placed:
+            self._moving.pop(record.id, None)
+        else:
+            self._moving[record.id] = record
+        self._replicas.touch()
+
+    def retry(self, step: int) -> None:
+        """A new target: nobody is stranded, and stagings may begin at once."""
+        self._stranded_free = None
+        self._wait_until, self._patience = step, PATIENCE_STEPS
+
+    # ---- the batch boundary
+
+    def flip_ready(self, draft: PlanDraft) -> int:
+        """Whose copies are all there changes its place; returns how many did."""
+        flips = 0
+        for record in [r for r in self._moving.values() if r.staging is not None and r.staging.ready]:
+            staging = record.staging
+            assert staging is not None
+            layout = self._replicas.projected(record.goal.layout, staging.next)
+            at = assigned(layout, staging.next.home)
+            self._flip(draft, record, at, draft.index - staging.started_step + 1, staging.group.num_bytes)
+            record.staging = None
+            record.next = None
+            self._cancelled.pop(record.id, None)
+            self._flipped.append((record, draft.index - 1))
+            if record.placed:
+                del self._moving[record.id]
+            flips += 1
+        return flips
+
+    def toggle(self, draft: PlanDraft) -> int:
+        """Give every request the projection that its goal wants, as far as the shards are there."""
+        flips = 0
+        for record in self._running.values():
+            wanted = self._replicas.projected(record.goal.layout, record.present)
+            upward = wanted.projection is Projection.FULL
+            if wanted is not record.present.layout and (record.placed or not upward):
+                self._flip(draft, record, assigned(wanted, record.present.home), 0, 0)
+                if record.next is not None:
+                    draft.stages.append(Stage(record.id, record.next))
+                flips += 1
+        return flips
+
+    def announce(self, draft: PlanDraft) -> None:
+        """Stagings that begin or were given up."""
+        for record in self._cancelled.values():
+            record.next = None
+            draft.stages.append(Stage(record.id, None))
+        self._cancelled.clear()
+        for record in self._moving.values():
+            staging = record.staging
+            if staging is not None and not staging.announced and staging.grants:
+                staging.announced = True
+                record.next = staging.next
+                draft.grants += staging.grants
+                draft.stages.append(Stage(record.id, staging.next))
+
+    def _flip(
+        self, draft: PlanDraft, record: Record, at: Assignment, staged_steps: int, num_bytes: int
+    ) -> None:
+        old, record.present = record.present, at
+        self._replicas.recount()
+        draft.flips.append(Flip(record.id, at))
+        self._journal.emit(
+            RequestFlipped(
+                self._journal.now(),
+                draft.index,
+                record.id,
+                old.layout.name,
+                at.layout.name,
+                at.home,
+                staged_steps,
+                num_bytes,
+            )
+        )
+        self._course.flipped(record.id, draft.index)
+
+    # ---- while the ranks compute
+
+    def settle_flips(self) -> None:
+        """Old pages of those that have flipped retire."""
+        for record, last_step in self._flipped:
+            for index, block in enumerate(record.blocks):
+                self._store.keep_only(block, index, record.present, last_step)
+            self._replicas.drop_strays(record, last_step + 1)
+        self._flipped = []
+
+    def check_bounds(self, step: int, budget: int) -> None:
+        """Cancel what takes past twice its prediction and some steps; it stays as it is."""
+        slack = self._config.transition_slack_steps
+        for record in list(self._moving.values()):
+            staging = record.staging
+            if staging is None:
+                continue
+            staging.bound.offer(budget)
+            if staging.bound.exceeded(step, slack=slack, budget=budget):
+                group = staging.group
+                moved = f"{group.done_bytes} of {group.num_bytes} bytes moved in {step - staging.started_step} steps"
+                reason = f"{moved}, past twice its prediction + {slack}"
+                self.cancel(record, reason, step)
+                self._strand(record, reason, step)
+
+    def retry_stranded(self, step: int) -> None:
+        """Put requests that were given up back on the target, once memory has come free."""
+        if self._stranded_free is None or self._course.switch is not None:
+            return
+        pages = sum(pool.geometry.num_pages for pool in self._store.pools)
+        if self._store.num_free < self._stranded_free + pages // RETRY_SHARE:
+            return
+        self._stranded_free = None
+        records = list(self._running.values())
+        goals, why_not = choose_goals(records, (), self._course.target, self._store)
+        if why_not is None:
+            for record in [r for r in records if r.stranded]:
+                self.set_goal(record, goals[record.id], "memory has come free", step)
+
+    def stage(self, first_step: int, budget: int, margin: int) -> None:
+        """Begin stagings in order, as long as the queue is short. One that lacks room keeps the ranks it lacks for
+        itself; others go ahead where they need none of these."""
+        lacking: set[int] = set()
+        for record in self._moving.values():
+            if self._ledger.busiest_bytes > STAGED_STEPS * budget or len(lacking) == self._store.topo.ranks:
+                break
+            if record.staging is None:
+                lacking.update(self._begin(record, first_step, lacking, margin))
+
+    def _begin(self, record: Record, first_step: int, avoid: Collection[int], margin: int) -> list[int]:
+        next_layout = with_projection(record.goal.layout, Projection.SHARDED)
+        lacking = begin_staging(
+            record,
+            assigned(next_layout, record.goal.home),
+            store=self._store,
+            ledger=self._ledger,
+            token_bytes=self._token_bytes,
+            margin=margin,
+            step=first_step,
+            avoid=avoid,
+        )
+        staging = record.staging
+        if staging is not None:
+            self._course.advance(first_step)
+            self._journal.emit(
+                StageStarted(
+                    self._journal.now(),
+                    first_step,
+                    record.id,
+                    record.present.layout.name,
+                    record.goal.layout.name,
+                    record.present.home,
+                    record.goal.home,
+                    staging.group.num_bytes,
+                    [list(row) for row in staging.links],
+                )
+            )
+        return lacking
+
+    # ---- giving up
+
+    def forget(self, record: Record) -> None:
+        """The request leaves."""
+        if record.staging is not None:
+            self._drop(record)
+        self._moving.pop(record.id, None)
+        self._cancelled.pop(record.id, None)
+        self._flipped = [entry for entry in self._flipped if entry[0] is not record]
+
+    def cancel(self, record: Record, reason: str, step: int) -> None:
+        """Give up a request's staging: it stays as it is, reserved pages retire after `step`."""
+        assert record.staging is not None
+        self._say_cancelled(record, str(record.staging.next.layout), reason, step)
+        if record.staging.announced:
+            self._cancelled[record.id] = record
+        self._drop(record)
+        for index, block in enumerate(record.blocks):
+            self._store.keep_only(block, index, record.present, step)
+        self._replicas.drop_strays(record, step)
+
+    def yield_room(self, step: int, ranks: Collection[int]) -> bool:
+        """Running requests need pages on `ranks`: the newest staging with pages there is given up, and none begins for
+        a while. False if there is none."""
+        staged = [
+            (r.staging.started_step, r.id) for r in self._moving.values() if r.staging and _reserves(r, ranks)
+        ]
+        if not staged:
+            return False
+        _, newest = max(staged)
+        self.cancel(self._moving[newest], "memory is short: running requests need the pages", step)
+        self._wait_until, self._patience = step + self._patience, 2 * self._patience
+        return True
+
+    def strand_waiting(self, step: int) -> None:
+        """Nothing has moved for long: those that found no room stay where they are."""
+        free = [pool.available for pool in self._store.pools]
+        reason = (
+            f"no room to move for {self._config.transition_slack_steps} steps: free pages per rank {free}"
+        )
+        for record in [r for r in self._moving.values() if r.staging is None]:
+            self._say_cancelled(record, record.goal.layout.name, reason, step)
+            self._strand(record, reason, step)
+
+    def _strand(self, record: Record, reason: str, step: int) -> None:
+        """The request keeps its present place until memory comes free or a new target is set."""
+        self.set_goal(record, record.present, reason, step)
+        record.stranded = True
+        self._stranded_free = self._store.num_free
+        self._course.give_up()
+
+    def _drop(self, record: Record) -> None:
+        assert record.staging is not None
+        self._ledger.cancel(record.staging.group)
+        record.staging = None
+
+    def _say_cancelled(self, record: Record, layout: str, reason: str, step: int) -> None:
+        self._journal.emit(StageCancelled(self._journal.now(), step, record.id, layout, reason))
+
+
+def _reserves(record: Record, ranks: Collection[int]) -> bool:
+    """Whether the staging of a request has pages on one of `ranks`."""
+    return record.staging is not None and any(grant.rank in ranks for grant in record.staging.grants)

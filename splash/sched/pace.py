@@ -1,0 +1,63 @@
+"""How long steps take: running means, and what they leave for background copies."""
+
+from __future__ import annotations
+
+from splash.core.config import SchedulerConfig
+
+IDLE_COPY_FACTOR = 4
+"""With no rows to disturb, copies may take this many times the budget of a step."""
+PROMPT_WEIGHT = 1 / 64
+"""Of one step in the mean of prompt tokens a step."""
+TIME_WEIGHT = 0.2
+"""Of one step in the means of times."""
+
+
+class Pace:
+    """Means over the last steps with rows, in seconds on the engine's clock."""
+
+    def __init__(self, config: SchedulerConfig, *, page_bytes: int) -> None:
+        """`page_bytes` (of one KV page) is what a step may copy however short it is."""
+        self._config = config
+        self._page_bytes = page_bytes
+        self._last_end_s: float | None = None
+        self.step_s = 0.0
+        """Of a step's own time; 0: not known yet."""
+        self.decode_s: float | None = None
+        """From step to step while all rows are decodes where the target wants them; None: they are not."""
+        self.prompt_rows = 0.0
+        """Prompt tokens a step."""
+
+    def rest(self) -> None:
+        """The next step does not follow another: the time before it is no boundary."""
+        self._last_end_s = None
+
+    def note_rows(self, num_prompt: int) -> None:
+        """A step computed so many prompt tokens."""
+        self.prompt_rows += PROMPT_WEIGHT * (num_prompt - self.prompt_rows)
+
+    def note_times(self, started_s: float, ended_s: float, *, steady: bool) -> float:
+        """Returns the boundary before the step. `steady`: decodes alone, all of them where the target wants them."""
+        last_end_s, self._last_end_s = self._last_end_s, ended_s
+        forward_s = ended_s - started_s
+        self.step_s = _mean(self.step_s, forward_s) if self.step_s else forward_s
+        if last_end_s is None:
+            return 0.0
+        if steady:
+            step_s = ended_s - last_end_s
+            self.decode_s = step_s if self.decode_s is None else _mean(self.decode_s, step_s)
+        else:
+            self.decode_s = None
+        return started_s - last_end_s
+
+    def copy_budget(self, *, idle: bool) -> int:
+        """Bytes that each source and destination may copy in the next step; `idle`: beside a step without rows."""
+        config = self._config
+        if idle:
+            return config.copy_bytes_per_step * IDLE_COPY_FACTOR
+        if not self.step_s:
+            return config.copy_bytes_per_step
+        return max(self._page_bytes, int(config.copy_share * self.step_s * config.copy_bytes_per_s))
+
+
+def _mean(mean: float, value: float) -> float:
+    return (1 - TIME_WEIGHT) * mean + TIME_WEIGHT * value

@@ -1,0 +1,239 @@
+"""Which ranks hold all weight shards, which shall, and what that lets requests compute."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from splash.core.config import SchedulerConfig
+from splash.core.events import ResidencyChanged, TargetRefused
+from splash.kv.blocks import KVStore
+from splash.layout.layouts import Assignment, Layout, Projection, assigned, with_projection
+from splash.layout.residency import full_ranks
+from splash.sched.copies import CopyLedger
+from splash.sched.draft import PlanDraft
+from splash.sched.journal import Journal
+from splash.sched.record import Record
+from splash.sched.residency import Phase, RankResidency
+from splash.sched.step import Resident
+from splash.sched.switch import Course
+
+
+class Replicas:
+    """A residency per rank, grown and shrunk as the requests' places and goals want it. Growing may be refused, and
+    then everybody keeps sharded projections: that serves too."""
+
+    def __init__(
+        self,
+        *,
+        store: KVStore,
+        running: Mapping[int, Record],
+        ledger: CopyLedger,
+        course: Course,
+        config: SchedulerConfig,
+        token_bytes: int,
+        journal: Journal,
+    ) -> None:
+        self._store = store
+        self._running = running
+        self._course = course
+        self._config = config
+        self._token_bytes = token_bytes
+        self._journal = journal
+        self._residencies = [RankResidency(r, store, ledger) for r in range(store.topo.ranks)]
+        self.recheck = True
+        """Projections may have to be toggled at the next boundary."""
+        self._users: set[int] | None = None
+        """Ranks that a request needs full, now or as its goal; None: to be counted."""
+        self._dropped: list[int] = []
+        """Ranks whose replicas were given up since the last plan."""
+        self._words: list[list[str]] = []
+        self.refused = False
+        """Growing was given up."""
+        self._hopeless = False
+        """It is not tried again under this target."""
+
+    # ---- questions
+
+    def projected(self, wanted: Layout, at: Assignment) -> Layout:
+        """The layout at `at`'s place with the projection of `wanted`, if the shards it needs are resident."""
+        if wanted.projection is Projection.FULL:
+            full = assigned(with_projection(at.layout, Projection.FULL), at.home) if at.has_home else None
+            if full is not None and all(
+                self._residencies[r].phase is Phase.FULL for r in full_ranks(full, self._store.topo.ranks)
+            ):
+                return full.layout
+        return with_projection(at.layout, Projection.SHARDED)
+
+    @property
+    def growing(self) -> bool:
+        """Ranks are to be made full and are not yet."""
+        return any(x.phase is not Phase.FULL and self._wanted(x.rank) for x in self._residencies)
+
+    @property
+    def settled(self) -> bool:
+        """Residencies are what they should be, or growing was refused."""
+        return all(
+            x.settled and (self.refused or (x.phase is Phase.FULL) >= self._wanted(x.rank))
+            for x in self._residencies
+        )
+
+    def pages(self) -> list[tuple[int, int]]:
+        """(rank, page) in use beside those of blocks."""
+        return [(x.rank, page) for x in self._residencies for page in x.pages()]
+
+    def _wanted(self, rank: int) -> bool:
+        """The rank shall be full: for the target, or for a request's place or goal."""
+        if self._course.target.layout.projection is Projection.FULL and not self.refused:
+            return True
+        if self._users is None:
+            ranks = self._store.topo.ranks
+            places = [r.present for r in self._running.values()]
+            if not self.refused:
+                places += [r.goal for r in self._running.values()]
+            self._users = {rank for at in set(places) for rank in full_ranks(at, ranks)}
+        return rank in self._users
+
+    # ---- news
+
+    def recount(self) -> None:
+        """Places or goals changed: who needs full ranks is to be counted anew."""
+        self._users = None
+
+    def touch(self) -> None:
+        """Goals, projections or residencies changed: look again at the next boundary."""
+        self.recheck = True
+        self.recount()
+
+    def retry(self) -> None:
+        """A new target: growing is not refused any more."""
+        self.refused = self._hopeless = False
+        self.touch()
+
+    def collected(self, step: int) -> None:
+        """The result of `step` has arrived."""
+        for residency in self._residencies:
+            residency.collected(step)
+
+    def forget(self, record: Record, step: int) -> None:
+        """The request leaves: its pages are moved no more."""
+        for residency in self._residencies:
+            for evac in [e for e in residency.evacuations if e.record is record]:
+                residency.drop_evacuation(evac, step)
+
+    def drop_strays(self, record: Record, step: int) -> None:
+        """The request has given up pages: those are moved no more."""
+        for residency in self._residencies:
+            for evac in [e for e in residency.evacuations if e.record is record]:
+                if record.blocks[evac.index].copies.get((evac.kv_group, residency.rank)) != evac.old_page:
+                    residency.drop_evacuation(evac, step)
+
+    # ---- the batch boundary
+
+    def finish(self, draft: PlanDraft) -> None:
+        """Evacuated pages take over, and fetched shards become resident."""
+        for residency in self._residencies:
+            draft.moves += residency.finish_moves(draft.index - 1)
+            draft.state_moves += residency.move_states(self._running.values(), draft.index)
+            if residency.finish_fetch():
+                self.touch()
+                draft.residents.append(Resident(residency.rank, frozenset(range(self._store.topo.ranks))))
+
+    def shrink(self, draft: PlanDraft) -> None:
+        """Give back the slots that nobody needs full, unless they are kept warm."""
+        if self._config.replicas == "keep":
+            return
+        for residency in self._residencies:
+            if residency.phase is not Phase.OWN and not self._wanted(residency.rank):
+                if residency.phase is Phase.FULL:
+                    draft.residents.append(Resident(residency.rank, frozenset((residency.rank,))))
+                residency.shrink(draft.index - 1)
+
+    def announce(self, draft: PlanDraft) -> None:
+        """What was given up, and what is written twice from now on."""
+        draft.residents += [Resident(rank, frozenset((rank,))) for rank in self._dropped]
+        self._dropped = []
+        for residency in self._residencies:
+            draft.moves += residency.take_undone()
+            draft.shadows += residency.new_shadows()
+
+    # ---- while the ranks compute
+
+    def check_bounds(self, step: int, budget: int) -> None:
+        """Give up growing where it takes past twice its prediction and some steps."""
+        slack = self._config.transition_slack_steps
+        for residency in self._residencies:
+            bound = residency.bound
+            if bound is not None and bound.exceeded(step, slack=slack, budget=budget):
+                took = (
+                    f"{residency.phase.value} on rank {residency.rank} took {step - bound.started_step} steps"
+                )
+                residency.shrink(step)
+                self._refuse(step, f"{took}, past twice its prediction + {slack}", for_memory=False)
+
+    def grow(self, margin: int, step: int) -> None:
+        """Start making ranks full that should be. After a refusal, only once the room is there (and a page for
+        every running request, so that growing is not given up again at once)."""
+        if self.refused:
+            spare = margin + len(self._running)
+            if (
+                self._hopeless
+                or self._course.target.layout.projection is Projection.SHARDED
+                or any(x.shortage(spare) for x in self._residencies if x.phase is Phase.OWN)
+            ):
+                return
+            self.refused = False
+            self.touch()
+        for residency in self._residencies:
+            if residency.phase is Phase.OWN and self._wanted(residency.rank):
+                residency.grow(margin, step, self._token_bytes)
+
+    def advance(self, step: int, budget: int) -> None:
+        """One step of draining and fetching."""
+        for residency in self._residencies:
+            residency.advance(self._running.values(), self._token_bytes, step, budget)
+
+    def report(self, step: int) -> bool:
+        """Tell which slots have changed; returns whether any has."""
+        words = [r.words() for r in self._residencies]
+        for rank, slots in enumerate(words):
+            if not self._words or self._words[rank] != slots:
+                self._journal.emit(ResidencyChanged(self._journal.now(), step, rank, slots))
+        changed = words != self._words
+        self._words = words
+        return changed
+
+    # ---- giving up
+
+    def drop_warm(self, step: int) -> bool:
+        """Give the slots that no request and no goal needs to KV, all of whose readers are collected with `step`."""
+        warm = [x for x in self._residencies if x.phase is Phase.FULL and not self._wanted(x.rank)]
+        for residency in warm:
+            residency.shrink(step)
+            residency.collected(step)
+            self._dropped.append(residency.rank)
+        return bool(warm)
+
+    def yield_room(self, step: int, ranks: Collection[int]) -> bool:
+        """Running requests need pages on `ranks`: stop growing there. False if nothing grows there."""
+        growing = [
+            x for x in self._residencies if x.rank in ranks and x.phase in (Phase.DRAINING, Phase.FETCHING)
+        ]
+        for residency in growing:
+            residency.shrink(step)
+        if growing:
+            self._refuse(step, "memory is short: running requests need the pages")
+        return bool(growing)
+
+    def refuse_stuck(self, step: int) -> None:
+        """Nothing has moved for long: ranks that wait for room stay as they are."""
+        short = max((x.shortage(self._config.watermark_pages) for x in self._residencies), default=0)
+        if any(x.phase is Phase.OWN and self._wanted(x.rank) for x in self._residencies):
+            free = [pool.available for pool in self._store.pools]
+            self._refuse(step, f"replicas need {short} more free pages on a rank; free are {free}")
+
+    def _refuse(self, step: int, reason: str, *, for_memory: bool = True) -> None:
+        """Ranks are not made full: until memory comes free, or for good if copying takes too long."""
+        self.refused, self._hopeless = True, not for_memory
+        self.recount()
+        self._course.give_up()
+        self._journal.emit(TargetRefused(self._journal.now(), step, self._course.target.name, reason))

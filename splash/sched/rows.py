@@ -1,0 +1,87 @@
+"""The rows of a step: which requests compute what, and which of them get a token."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from splash.core.config import SchedulerConfig
+from splash.layout.layouts import Assignment
+from splash.layout.rows import section_key_of
+from splash.sched.batch import RowBytes, chunk_method, share_budget
+from splash.sched.decodes import Decodes
+from splash.sched.draft import PlanDraft
+from splash.sched.growth import Growth
+from splash.sched.observe import rows_by
+from splash.sched.record import Record
+from splash.sched.roster import Roster
+from splash.sched.step import Chunk
+
+
+class Rows:
+    """Of the plan in the making, then in flight: one row a decode, the rest of the token budget for prompts."""
+
+    def __init__(
+        self,
+        *,
+        roster: Roster,
+        decodes: Decodes,
+        growth: Growth,
+        config: SchedulerConfig,
+        row_bytes: RowBytes,
+        ranks: int,
+    ) -> None:
+        self._roster = roster
+        self._decodes = decodes
+        self._growth = growth
+        self._config = config
+        self._row_bytes = row_bytes
+        self._ranks = ranks
+        self._sampling: list[Record] = []
+        """Records that the step samples for, in the plan's order."""
+        self._chunk_places: Counter[Assignment] = Counter()
+        self._shown: tuple[Counter[Assignment], tuple[dict[str, int], list[int]]] | None = None
+        """What `by_place` says of the decodes at these places."""
+
+    def take(self, draft: PlanDraft) -> None:
+        """Choose the plan's rows; who takes part has them computed from now on."""
+        self._take_chunks(draft)
+        self._decodes.settle()
+        for record in self._decodes.records:
+            record.computed += 1
+        self._sampling = self._decodes.records + self._sampling
+        draft.decodes = self._decodes.ids
+
+    def take_sampling(self) -> list[Record]:
+        """Whom the result's tokens belong to."""
+        sampling, self._sampling = self._sampling, []
+        return sampling
+
+    def by_place(self) -> tuple[dict[str, int], list[int]]:
+        """Rows by layout and by rank; looked up again only when they can have changed."""
+        places = self._decodes.places
+        if self._chunk_places or self._shown is None or self._shown[0] is not places:
+            shown = rows_by(places + self._chunk_places, self._ranks)
+            self._shown = None if self._chunk_places else (places, shown)
+            return shown
+        return self._shown[1]
+
+    def _take_chunks(self, draft: PlanDraft) -> None:
+        decodes = self._decodes.records
+        prompts = [record for record in self._roster.running.values() if not record.decoding]
+        budget = max(1, self._config.token_budget - len(decodes))
+        taken: list[tuple[Record, Chunk]] = []
+        for record, count in share_budget(prompts, budget, self._config.max_chunk):
+            if record.running and self._growth.grow(record, record.computed + count, draft):
+                method = chunk_method(record.present, record.computed, count, self._row_bytes, self._ranks)
+                taken.append((record, Chunk(record.id, record.computed, count, method)))
+                record.computed += count
+        taken = [(record, chunk) for record, chunk in taken if record.running]
+        if prompts and not taken and not decodes and prompts[0].running:
+            # alone and without room where it is: admitted anew under the target
+            self._roster.preempt(prompts[0], draft)
+        taken.sort(key=lambda entry: section_key_of(entry[0].present, False, entry[0].id))
+        draft.chunks = [chunk for _, chunk in taken]
+        self._chunk_places = Counter()
+        for record, chunk in taken:
+            self._chunk_places[record.present] += chunk.count
+        self._sampling = [record for record, _ in taken if record.computed == len(record.tokens)]
