@@ -63,6 +63,15 @@ class RequestPreempted:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestResumed:
+    """It gives tokens again after a preemption, `gap_s` after the last one before it."""
+
+    t: float
+    request: int
+    gap_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class RequestFinished:
     t: float
     request: int
@@ -237,6 +246,7 @@ Event = (
     | RequestAdmitted
     | FirstToken
     | RequestPreempted
+    | RequestResumed
     | RequestFinished
     | StepDone
     | TargetChanged

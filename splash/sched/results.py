@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from splash.core.events import FirstToken, RequestFinished, StepDone
+from splash.core.events import FirstToken, RequestFinished, RequestResumed, StepDone
 from splash.core.request import FinishReason
 from splash.sched.aim import Aim
 from splash.sched.decodes import Decodes
@@ -94,6 +94,8 @@ class Results:
         if record.first_token_s is None:
             record.first_token_s = now
             self._journal.emit(FirstToken(now, record.id, now - record.arrival_s))
+        else:
+            self._journal.emit(RequestResumed(now, record.id, now - record.last_token_s))
 
     def _note_step(self, plan: StepPlan, result: StepResult, num_flips: int, num_tokens: int) -> None:
         if not plan.num_rows:

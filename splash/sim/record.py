@@ -12,6 +12,7 @@ from splash.core.events import (
     RequestArrived,
     RequestFinished,
     RequestPreempted,
+    RequestResumed,
     RunStarted,
     StepDone,
     SwitchDone,
@@ -51,6 +52,8 @@ class Recorder:
                 self._finished(event)
             case RequestPreempted():
                 self._preemptions += 1
+            case RequestResumed():
+                self._gaps[event.gap_s] += 1
             case RunStarted():
                 self._target, self._since_s = event.target, event.t
             case TargetChanged():

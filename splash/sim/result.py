@@ -2,8 +2,8 @@
 
 Of one request with arrival a and output tokens at t₁ … tₙ: TTFT is t₁ − a; TPOT is (tₙ − t₁) / (n − 1), undefined for
 n = 1; ITL are the gaps t₂ − t₁, t₃ − t₂, …, so that their percentiles are over tokens and not over requests; E2E is
-tₙ − a. All seconds. A preemption does not start any of them again; the gap that it leaves counts in TPOT and E2E, not
-among the ITL, which are those between steps of decodes.
+tₙ − a. All seconds. A preemption does not start any of them again: the gap that it leaves is one of the ITL, and counts
+in TPOT and E2E.
 """
 
 from __future__ import annotations

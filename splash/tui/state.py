@@ -18,6 +18,7 @@ from splash.core.events import (
     RequestFinished,
     RequestFlipped,
     RequestPreempted,
+    RequestResumed,
     ResidencyChanged,
     RunFinished,
     RunStarted,
@@ -163,6 +164,7 @@ class ViewState:
             RequestAdmitted: self._request_admitted,
             FirstToken: self._first_token,
             RequestPreempted: self._request_preempted,
+            RequestResumed: self._request_resumed,
             RequestFinished: self._request_finished,
             StepDone: self._step_done,
             TargetChanged: self._target_changed,
@@ -263,6 +265,9 @@ class ViewState:
         self._waiting_ids.add(event.request)
         self._waiting += 1
         self.log.note(event, ("preempt",), num_tokens=event.num_tokens)
+
+    def _request_resumed(self, event: RequestResumed) -> None:
+        self.log.note(event, ("resume",))
 
     def _request_finished(self, event: RequestFinished) -> None:
         self._totals.finished += 1

@@ -12,6 +12,7 @@ from splash.core.events import (
     RequestFinished,
     RequestFlipped,
     RequestPreempted,
+    RequestResumed,
     ResidencyChanged,
     RunFinished,
     RunStarted,
@@ -120,6 +121,11 @@ def _preempted(entry: Entry, event: RequestPreempted) -> str:
     )
 
 
+def _resumed(entry: Entry, event: RequestResumed) -> str:
+    who = f"{_who(entry, event.request)} {_verb(entry, 'resume')}"
+    return f"{who}, {show_seconds(event.gap_s)} after its last token" if entry.count == 1 else who
+
+
 def _changed(entry: Entry, event: TargetChanged) -> str:
     return f"target {event.old} → {event.new}: {event.reason or 'no reason given'}"
 
@@ -197,6 +203,7 @@ _TEXTS: dict[type, Callable[[Entry, Any], str]] = {
     RequestAdmitted: _admitted,
     RequestFinished: _finished,
     RequestPreempted: _preempted,
+    RequestResumed: _resumed,
     TargetChanged: _changed,
     PolicyAsked: _asked,
     TargetRefused: _refused,
@@ -214,6 +221,7 @@ _KINDS: dict[type, str] = {
     RequestAdmitted: "request",
     RequestFinished: "request",
     RequestPreempted: "warning",
+    RequestResumed: "request",
     TargetChanged: "switch",
     PolicyAsked: "move",
     TargetRefused: "warning",
