@@ -59,6 +59,7 @@ START = {
     "ramp": 100.0,
     "per_row": 3e-8,
     "per_token": 1e-9,
+    "per_head": 5e-10,
     "split": 5e-6,
     "tile": 128.0,
     "padding": 16.0,
@@ -157,7 +158,8 @@ def _start(profile: HardwareProfile, path: str) -> float:
     if path.startswith("collective") and key.startswith("beta"):
         return profile.node.link_bandwidth.value * (0.8 if key == "beta_large" else 0.1)
     if key.isdecimal():
-        return 0.5 * _limit(profile, path) * min(1.0, int(key) / 2048)
+        widest = 128 if "by_heads" in path else 2048
+        return 0.5 * _limit(profile, path) * min(1.0, int(key) / widest)
     return START.get(key) or 0.5 * _limit(profile, path)
 
 

@@ -23,7 +23,7 @@ EVERY: Mapping[str, str] = {}
 SEED = 7
 """Of the halves: one is fitted, the other one judges."""
 FEW = 64
-"""Below as many rows, every second one is held out: tables go through their sizes in order."""
+"""Below as many rows, every second one is held out, in the order of their sizes: both halves have all of them."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,14 @@ class Measured:
     """Which rows a gate counts."""
     weight: Column
     """Of a row in a fit."""
+    order: Column
+    """Of the rows, by size."""
     held_out: Column = field(init=False)
 
     def __post_init__(self) -> None:
-        rows = np.arange(len(self.seconds))
-        held_out = (
-            rows % 2 == 1 if len(rows) < FEW else np.random.default_rng(SEED).permutation(rows) % 2 == 1
-        )
+        every_second = self.order.argsort() % 2 == 1
+        random = np.random.default_rng(SEED).permutation(len(self.seconds)) % 2 == 1
+        held_out = every_second if len(self.seconds) < FEW else random
         object.__setattr__(self, "held_out", held_out)
 
     def errors(self, profile: HardwareProfile, rows: Column) -> Column:
@@ -60,8 +61,9 @@ def measured(
     *,
     counted: Column | None = None,
     weight: Column | None = None,
+    order: Column | None = None,
 ) -> Measured:
-    """With all rows counted, and alike, where nothing else is said."""
+    """With all rows counted, and alike, and in order, where nothing else is said."""
     ones = np.ones(len(seconds))
     return Measured(
         name,
@@ -70,6 +72,7 @@ def measured(
         cost,
         ones > 0 if counted is None else counted,
         ones if weight is None else weight,
+        np.arange(len(seconds)) if order is None else order,
     )
 
 
@@ -107,6 +110,7 @@ def gemm(folder: Path, table: str, dtype: str, where: Mapping[str, str] = EVERY)
         seconds,
         lambda p: ops.gemm_s(p, t["m"], t["n"], t["k"], dtype),
         weight=octaves(t["m"]),
+        order=np.lexsort((t["m"], t["k"], t["n"])),
     )
 
 

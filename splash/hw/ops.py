@@ -193,13 +193,23 @@ def gqa_decode_s(
 def _decode(
     decode: Decode, rows: Count, kv_tokens: Count, heads: Count, width: int, token_bytes: float
 ) -> Seconds:
-    compute = 2.0 * kv_tokens * _round_up(heads, _multiple(decode)) * width / decode.flops.value
+    compute = 2.0 * kv_tokens * _round_up(heads, _multiple(decode)) * width / _by_heads(decode, heads)
     num_bytes = kv_tokens * token_bytes + rows * heads * width * ACTIVATION_BYTES["bfloat16"]
     one_row = kv_tokens / (rows + (rows == 0)) * _value(decode.per_token)
     read = _overlap(compute, num_bytes / decode.bandwidth.value, one_row)
     fixed = decode.fixed.value
     merge = _value(decode.split) * read / (read + fixed)
-    return (kv_tokens > 0) * (fixed + read + merge + rows * _value(decode.per_row))
+    each = _value(decode.per_row) + heads * _value(decode.per_head)
+    return (kv_tokens > 0) * (fixed + read + merge + rows * each)
+
+
+def _by_heads(decode: Decode, heads: Count) -> Count:
+    """FLOP/s of the narrowest kernel that takes `heads`."""
+    if decode.by_heads is None:
+        return decode.flops.value
+    flops = np.array([kernel.value for kernel in decode.by_heads.values()] + [decode.flops.value])
+    narrowest: Count = flops[np.searchsorted(list(decode.by_heads), heads)]
+    return narrowest
 
 
 def _multiple(decode: Decode) -> float:

@@ -114,6 +114,11 @@ class Decode:
     """Seconds at most to split contexts over the device's units and to merge their parts."""
     heads_multiple: Quantity | None = None
     """Query heads (per KV head) are padded to a multiple of it."""
+    by_heads: Mapping[int, Quantity] | None = None
+    """`flops` of kernels for few query heads, by the most that each takes; a call gets the narrowest that takes its
+    heads, and `flops` is that of the widest kernel."""
+    per_head: Quantity | None = None
+    """Seconds that each query head of each row adds: its query is read, and what units have of its output merged."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,14 @@ def test_half_of_the_rows_judge_and_the_same_half_every_time() -> None:
     assert few.held_out.tolist() == [False, True] * 3 + [False]
 
 
+def test_both_halves_of_a_small_table_have_every_shape(tmp_path: Path) -> None:
+    """Red when a table that lists two shapes in turn is fitted to one of them and judged by the other."""
+    lines = [f"{m},{n},{k},1" for m in (1, 2, 4, 8) for n, k in ((512, 1024), (1024, 256))]
+    (tmp_path / "t.csv").write_text("\n".join(["m,n,k,us", *lines]))
+    held_out = silicon.gemm(tmp_path, "t.csv", "bfloat16").held_out
+    assert held_out.tolist() == [False, False, True, True] * 2
+
+
 def test_a_gate_bounds_the_median_and_the_90th_percentile() -> None:
     """Red when one of both is enough."""
     good, skewed, off = np.full(20, 0.05), np.array([0.05] * 17 + [0.9] * 3), np.full(20, 0.2)

@@ -71,12 +71,36 @@ def test_long_contexts_reach_the_bandwidth(profile: str) -> None:
 def test_padded_heads_cost_as_much_as_whole_ones() -> None:
     """Red when padding is dropped, or applied to traffic."""
     p = load_profile("h200")
-    decode = replace(p.attention.mla_decode, heads_multiple=Quantity(64, "assumed: for a test"))
+    decode = replace(p.attention.mla_decode, heads_multiple=_quantity(64), by_heads=None, per_head=None)
     p = replace(p, attention=replace(p.attention, mla_decode=decode))
     few, full, more, most = (ops.mla_decode_s(p, 64, 1 << 22, h, 576, 512, 1024) for h in (1, 64, 65, 128))
     assert few == pytest.approx(full, rel=0.02)
     assert more == pytest.approx(most, rel=0.02)
     assert most > 1.3 * full
+
+
+def test_a_call_gets_the_narrowest_kernel_that_takes_its_heads() -> None:
+    """Red when the kernel for many heads is charged for few, or one too narrow for its heads."""
+    p = load_profile("b200")
+    kernels = {32: _quantity(1e14), 64: _quantity(4e14)}
+    decode = replace(
+        p.attention.mla_decode, flops=_quantity(1.6e15), by_heads=kernels, bandwidth=_quantity(1e16)
+    )
+    p = replace(p, attention=replace(p.attention, mla_decode=decode))
+    heads, tokens = np.array([16, 32, 33, 64, 65, 128]), 1 << 30
+    found = 2 * tokens * heads * (576 + 512) / ops.mla_decode_s(p, 1 << 12, tokens, heads, 576, 512, 1152)
+    assert found == pytest.approx([1e14, 1e14, 4e14, 4e14, 1.6e15, 1.6e15], rel=0.05)
+
+
+def test_each_head_of_each_row_takes_its_time() -> None:
+    """Red when heads are free, or charged once for all rows or once for all heads."""
+    p = load_profile("b200")
+    decode = replace(p.attention.mla_decode, per_head=None)
+    free = replace(p, attention=replace(p.attention, mla_decode=decode))
+    decode = replace(decode, per_head=_quantity(1e-6))
+    charged = replace(p, attention=replace(p.attention, mla_decode=decode))
+    found, without = (ops.mla_decode_s(x, 100, 1 << 20, 16, 576, 512, 1152) for x in (charged, free))
+    assert found - without == pytest.approx(100 * 16 * 1e-6)
 
 
 def test_a_dtype_without_kernels_reads_its_bytes_and_computes_in_the_next() -> None:
@@ -127,7 +151,7 @@ def test_collectives_take_the_cheaper_protocol_and_one_rank_pays_nothing() -> No
 def test_group_sizes_that_are_missing_lie_between_their_neighbours() -> None:
     """Red when interpolation leaves the interval."""
     p = load_profile("cpu")
-    sizes = {2: p.collective.all_reduce[2], 8: replace(p.collective.all_reduce[2], alpha=_seconds(1e-5))}
+    sizes = {2: p.collective.all_reduce[2], 8: replace(p.collective.all_reduce[2], alpha=_quantity(1e-5))}
     p = replace(p, collective=replace(p.collective, all_reduce=sizes))
     two, four, eight = (ops.collective_s(p, "all_reduce", ranks, 1000.0) for ranks in (2, 4, 8))
     assert two < four < eight
@@ -135,7 +159,7 @@ def test_group_sizes_that_are_missing_lie_between_their_neighbours() -> None:
     assert ops.collective_s(p, "all_reduce", 64, 1000.0) == eight
 
 
-def _seconds(value: float) -> Quantity:
+def _quantity(value: float) -> Quantity:
     return Quantity(value, "assumed: for a test")
 
 
