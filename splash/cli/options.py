@@ -114,6 +114,11 @@ class Options:
         if self.verify and self.temperature:
             raise click.UsageError("--verify compares greedy tokens; leave out --temperature")
 
+    @property
+    def outputs(self) -> dict[str, str | Path | None]:
+        """What each option writes."""
+        return {"--json": self.json_file, "--trace": self.trace}
+
     def check_served(self) -> None:
         """UsageError for what only a simulation understands."""
         for name in sorted(self.given & SIMULATED_ONLY):
@@ -253,7 +258,9 @@ OPTIONS = (
         help="Write requests, switches and figures; - is standard output, and nothing else goes there then.",
     ),
     click.option(
-        "--trace", type=click.Path(path_type=Path, dir_okay=False), help="Write a trace for `splash replay`."
+        "--trace",
+        type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+        help="Write a trace for `splash replay`; - as of --json.",
     ),
     click.option(
         "--dtype",

@@ -1,4 +1,4 @@
-"""Where a command's JSON goes."""
+"""Where the files of a command go: JSON, reports, traces, profiles."""
 
 from __future__ import annotations
 
@@ -7,28 +7,59 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
 
 from splash.core.errors import ConfigError
 
+if TYPE_CHECKING:
+    from rich.console import Console
 
-class JsonTarget:
+STDOUT = "-"
+"""The name that means standard output; nothing else goes there then."""
+
+
+def output_console(outputs: dict[str, str | Path | None]) -> Console:
+    """Where people are told what happens: standard output, or the other one if a file takes that.
+
+    `outputs`: what each option writes, None if it was not given. UsageError where two of them would write to one place.
+    """
+    from rich.console import Console
+
+    given = {option: str(name) for option, name in outputs.items() if name is not None}
+    for (one, name), (other, same) in combinations(given.items(), 2):
+        if name == STDOUT == same:
+            raise click.UsageError(f"{one} and {other} cannot both go to standard output (-)")
+        if name != STDOUT != same and _is_one_file(Path(name), Path(same)):
+            raise click.UsageError(f"{one} and {other} cannot both write {name}")
+    return Console(stderr=STDOUT in given.values(), highlight=False)
+
+
+def _is_one_file(one: Path, other: Path) -> bool:
+    """A device takes any number of outputs."""
+    return one.resolve() == other.resolve() and (one.is_file() or not one.exists())
+
+
+class Target:
     """Standard output, a device, or a file that appears whole or not at all.
 
     Entering it proves that it can be written, before anything runs: an hour's figures shall not be lost to a typing
-    error. ConfigError otherwise, and where a write fails.
+    error. ConfigError, which names the option, otherwise, and where a write fails.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str | Path, option: str) -> None:
         self._path = Path(name)
-        self._is_stdout = name == "-"
+        self._option = option
+        self._is_stdout = str(name) == STDOUT
         self._part: Path | None = None
         self._stream: TextIO | None = None
-        self._draft: dict[str, Any] | None = None
+        self._draft: str | None = None
 
-    def __enter__(self) -> JsonTarget:
+    def __enter__(self) -> Target:
         with self._errors_named():
             if self._is_stdout:
                 self._stream = sys.stdout
@@ -39,24 +70,24 @@ class JsonTarget:
                 self._stream = self._path.open("w", encoding="utf-8")
         return self
 
-    def write(self, data: dict[str, Any]) -> None:
+    def write(self, text: str) -> None:
         """A file may be written again; it is replaced then."""
         self._draft = None
         with self._errors_named():
             if self._stream is not None:
-                _dump(data, self._stream)
+                self._stream.write(text)
+                self._stream.flush()
                 return
             assert self._part is not None
-            with self._part.open("w", encoding="utf-8") as out:
-                _dump(data, out)
+            self._part.write_text(text, encoding="utf-8")
             self._part.replace(self._path)
 
-    def draft(self, data: dict[str, Any]) -> None:
+    def draft(self, text: str) -> None:
         """What is written if no `write` follows, however the run ends: now to a file, in the end to a stream."""
         if self._stream is None:
-            self.write(data)
+            self.write(text)
         else:
-            self._draft = data
+            self._draft = text
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -78,10 +109,13 @@ class JsonTarget:
         except BrokenPipeError:  # nobody reads on: no fault of this command
             raise
         except OSError as error:
-            raise ConfigError(f"cannot write {self._path}: {error.strerror} (--json)") from None
+            raise ConfigError(f"cannot write {self._path}: {error.strerror} ({self._option})") from None
 
 
-def _dump(data: dict[str, Any], out: TextIO) -> None:
-    json.dump(data, out, indent=1)
-    out.write("\n")
-    out.flush()
+def target_of(name: str | Path | None, option: str) -> contextlib.AbstractContextManager[Target | None]:
+    """The target of an option; nothing where it was not given."""
+    return contextlib.nullcontext() if name is None else Target(name, option)
+
+
+def json_text(data: dict[str, Any]) -> str:
+    return json.dumps(data, indent=1) + "\n"

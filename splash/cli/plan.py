@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from splash.cli.deploy_options import DeployOptions, with_deployment
-from splash.cli.output import JsonTarget
+from splash.cli.output import STDOUT, Target, json_text, target_of
 
 if TYPE_CHECKING:
     from splash.sim.planner import Plan
@@ -75,15 +74,15 @@ def command(
             "--prompt-tokens, --output-tokens, --ttft, --tpot and --max-ranks need a --target-rate"
         )
     traffic = None if target_rate is None else _traffic(target_rate, prompt_tokens, output_tokens, ttft, tpot)
-    with JsonTarget(json_file) if json_file else contextlib.nullcontext() as target:
-        return _plan(options, traffic, max_ranks, target, silent=json_file == "-")
+    with target_of(json_file, "--json") as target:
+        return _plan(options, traffic, max_ranks, target, silent=json_file == STDOUT)
 
 
 def _plan(
     options: DeployOptions,
     traffic: Traffic | None,
     max_ranks: int | None,
-    target: JsonTarget | None,
+    target: Target | None,
     *,
     silent: bool,
 ) -> int:
@@ -97,7 +96,7 @@ def _plan(
 
     plan, answer = _asked(options, traffic, max_ranks)
     if target is not None:
-        target.write(plan_json(plan, answer))
+        target.write(json_text(plan_json(plan, answer)))
     if not silent:
         console = Console(highlight=False)
         console = console if console.is_terminal else Console(highlight=False, width=WIDTH)
@@ -145,10 +144,10 @@ def _check(options: DeployOptions, json_file: str | None) -> int:
 
     if options.model is None:
         raise click.UsageError("--check needs a --model")
-    with JsonTarget(json_file) if json_file else contextlib.nullcontext() as target:
+    with target_of(json_file, "--json") as target:
         checked = check_model(options.model, options.ranks)
         if target is not None:
-            target.write({"model": options.model, "check": as_json(checked)})
-        if json_file != "-":
+            target.write(json_text({"model": options.model, "check": as_json(checked)}))
+        if json_file != STDOUT:
             show(checked)
     return 1 if checked.problems else 0

@@ -8,7 +8,7 @@ import click
 
 
 @click.command("replay")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
 @click.option(
     "--speed",
     type=click.FloatRange(min=0),
@@ -18,7 +18,7 @@ import click
 )
 @click.option("--no-tui", is_flag=True, help="Plain lines instead of the live view.")
 def command(file: Path, speed: float, no_tui: bool) -> None:
-    """Play a trace, as `splash run --trace FILE` writes it, in the live view."""
+    """Play a trace, as `splash run --trace FILE` writes it, in the live view; - is standard input."""
     from rich.console import Console
 
     from splash.cli.pace import Pace

@@ -14,7 +14,7 @@ import click
 import splash
 from splash.cli.loading import LoadingBar
 from splash.cli.options import Options, given_options, with_options
-from splash.cli.output import JsonTarget
+from splash.cli.output import json_text, output_console, target_of
 from splash.core.errors import RequestError, SplashError
 from splash.core.params import SamplingParams
 
@@ -198,19 +198,17 @@ def run(options: Options) -> int:
 
 def serve(options: Options) -> int:
     """Serves, shows and reports; the exit code."""
-    from rich.console import Console
-
     from splash.engine.deployment import open_deployment
     from splash.engine.report import RunReport
     from splash.tui.live import open_view
 
-    console = Console(stderr=options.json_file == "-")
+    console = output_console(options.outputs)
     deployment = open_deployment(Path(options.model), options.engine_config())
     _show_notes(deployment)
     jobs = _jobs(options, deployment)
     report = RunReport()
     with ExitStack() as files:
-        target = files.enter_context(JsonTarget(options.json_file)) if options.json_file else None
+        target = files.enter_context(target_of(options.json_file, "--json"))
         trace = _open_trace(options.trace, options, files)
         with LoadingBar(deployment.checkpoint.spec.num_layers, plain=options.no_tui) as bar:
             executor = deployment.launch(loaded=bar)
@@ -222,7 +220,7 @@ def serve(options: Options) -> int:
             report.output(done.request, done.token_ids, done.text, done.finish_reason, done.error)
         data = report.to_json()
         if target is not None:
-            target.draft(data)
+            target.draft(json_text(data))
         _show(console, options, report, outcome, has_text=deployment.text is not None)
         exit_code = 0
         if options.verify and outcome.stopped is None:
@@ -230,7 +228,7 @@ def serve(options: Options) -> int:
             data["verify"] = _verify_json(verifier)
             exit_code = _show_verdict(console, verifier)
         if target is not None:
-            target.write(data)
+            target.write(json_text(data))
     if outcome.stopped is not None:
         raise outcome.stopped
     return RequestError.exit_code if outcome.refused else exit_code

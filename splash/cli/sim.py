@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from splash.cli.deploy_options import DeployOptions, with_deployment
-from splash.cli.output import JsonTarget
+from splash.cli.output import json_text, output_console, target_of
 from splash.core.events import EventSink
 
 if TYPE_CHECKING:
@@ -67,13 +66,11 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Write the figures; - is standard output, and nothing else goes there then.",
 )
-@click.option(
-    "--report", type=click.Path(path_type=Path, dir_okay=False), help="Write a page with charts (HTML)."
-)
+@click.option("--report", metavar="FILE", help="Write a page with charts (HTML); - as of --json.")
 @click.option(
     "--trace",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the events of the run for `splash replay`; of one layout only.",
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+    help="Write the events of the run for `splash replay`, of one layout only; - as of --json.",
 )
 def command(
     workload: str,
@@ -84,7 +81,7 @@ def command(
     tpot: float | None,
     seed: int,
     json_file: str | None,
-    report: Path | None,
+    report: str | None,
     trace: Path | None,
     **deployment: Any,
 ) -> None:
@@ -93,9 +90,7 @@ def command(
     The first line says what is simulated. Without --layout the policy decides; `--layout all` compares it with every
     fixed layout, with free switches (oracle) and with restarts.
     """
-    from rich.console import Console
-
-    from splash.cli.sim_report import plotly_script, write_report
+    from splash.cli.sim_report import plotly_script, report_page
     from splash.cli.sim_table import show_results
     from splash.sim.modes import Aim, modes_named
     from splash.sim.result import Targets, results_json
@@ -104,6 +99,7 @@ def command(
     modes = modes_named(layout)
     if trace is not None and len(modes) > 1:
         raise click.UsageError("--trace writes one run; choose one --layout")
+    console = output_console({"--json": json_file, "--report": report, "--trace": trace})
     if objective == "goodput" and ttft is None and tpot is None:
         raise click.UsageError("--objective goodput needs --ttft or --tpot")
     if report is not None:
@@ -112,21 +108,15 @@ def command(
     requests = load(workload, seed=seed, rate=rate)
     deployed = DeployOptions(**deployment).deploy()
     title, note = f"{deployed.model}, {deployed.hardware}", described(requests)
-    console = Console(stderr=json_file == "-", highlight=False)
     console.print(f"[bold]{title}, simulated[/bold]: {note}", soft_wrap=True)
-    with JsonTarget(json_file) if json_file else contextlib.nullcontext() as target:
+    with target_of(json_file, "--json") as figures, target_of(report, "--report") as charts:
         runs = _runs(console, deployed, requests, modes, aim, trace)
-        if target is not None:
-            target.write(
-                {
-                    "deployment": deployed.to_json(),
-                    "workload": workload_json(requests),
-                    **results_json(runs),
-                }
-            )
+        if figures is not None:
+            about = {"deployment": deployed.to_json(), "workload": workload_json(requests)}
+            figures.write(json_text({**about, **results_json(runs)}))
+        if charts is not None:
+            charts.write(report_page(runs, title=f"{title}, simulated", note=note))
         show_results(console, runs)
-    if report is not None:
-        write_report(report, runs, title=f"{title}, simulated", note=note)
 
 
 def described(workload: Workload) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from splash.core.errors import ConfigError
 from splash.sim.report import page
@@ -21,14 +19,6 @@ def plotly_script() -> str:
     return str(get_plotlyjs())
 
 
-def write_report(file: Path, runs: Sequence[RunResult], *, title: str, note: str) -> None:
-    """The page about `runs`, whole or not at all; ConfigError where it cannot be made or written."""
-    text = page(runs, title=title, note=note, colors=LAYOUT_COLORS, script=plotly_script())
-    part = file.with_name(f"{file.name}.{os.getpid()}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(file)
-    except OSError as error:
-        raise ConfigError(f"cannot write {file}: {error.strerror} (--report)") from None
-    finally:
-        part.unlink(missing_ok=True)
+def report_page(runs: Sequence[RunResult], *, title: str, note: str) -> str:
+    """HTML about `runs`; ConfigError where nothing can draw it."""
+    return page(runs, title=title, note=note, colors=LAYOUT_COLORS, script=plotly_script())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from splash.cli.deploy_options import DeployOptions
 from splash.cli.hardware import Elsewhere
 from splash.cli.options import SPEED, Options
-from splash.cli.output import JsonTarget
+from splash.cli.output import json_text, output_console, target_of
 from splash.core.errors import PortError, RequestError
 from splash.core.events import Event, EventSink, RunFinished
 
@@ -29,8 +29,6 @@ FULL_SPEED = 10.0
 
 def simulate(options: Options, hardware: Elsewhere) -> int:
     """Says what it does, simulates, shows and reports; the exit code."""
-    from rich.console import Console
-
     from splash.cli.pace import Pace
     from splash.cli.sim import described, tracing, workload_json
     from splash.engine.report import RunReport
@@ -41,14 +39,14 @@ def simulate(options: Options, hardware: Elsewhere) -> int:
     options.check_simulated()
     deployment = _deployed(options, hardware)
     workload = _workload(options, deployment)
-    console = Console(stderr=options.json_file == "-")
+    console = output_console(options.outputs)
     is_watched = is_live(console, plain=options.no_tui)
     speed = options.speed if options.speed is not None else SPEED if is_watched else 0.0
     console.print(_headline(hardware, deployment), soft_wrap=True, markup=False, highlight=False)
     console.print(described(workload), soft_wrap=True, markup=False, highlight=False)
     report = RunReport()
     with ExitStack() as files:
-        target = files.enter_context(JsonTarget(options.json_file)) if options.json_file else None
+        target = files.enter_context(target_of(options.json_file, "--json"))
         trace = files.enter_context(tracing(options.trace, deployment))
         with open_view(console, plain=options.no_tui, speed=speed or FULL_SPEED) as view:
             watching = Watching(Pace(speed), (report.event, *trace, view.sink))
@@ -58,7 +56,7 @@ def simulate(options: Options, hardware: Elsewhere) -> int:
             report.output(request, (), "", None, str(error))
         if target is not None:
             about = {"deployment": deployment.to_json(), "workload": workload_json(workload)}
-            target.write({"simulated": True, **about, **report.to_json()})
+            target.write(json_text({"simulated": True, **about, **report.to_json()}))
         _show(console, options, report, run)
     if stopped is not None:
         raise stopped

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -30,6 +32,8 @@ from splash.core.request import Request
 from splash.sched.step import StepPlan, StepResult
 
 VERSION = 2
+PIPE = Path("-")
+"""Standard output to a writer, standard input to a reader."""
 
 
 class TraceError(SplashError):
@@ -103,10 +107,8 @@ class TraceWriter:
 
     def __init__(self, file: Path, header: Header) -> None:
         self._file = file
-        try:
-            self._out: TextIO = file.open("w", encoding="utf-8")
-        except OSError as error:
-            raise TraceError(f"cannot write the trace {file}: {error.strerror} (--trace)") from None
+        with self._errors_named():
+            self._out: TextIO = sys.stdout if file == PIPE else file.open("w", encoding="utf-8")
         self._write("header", {"version": VERSION, **asdict(header)})
 
     def event(self, event: Event) -> None:
@@ -126,11 +128,22 @@ class TraceWriter:
         self._write("step", {"digest": plan_digest(plan), **times, "result": asdict(result)})
 
     def close(self) -> None:
-        self._out.close()
+        with self._errors_named():
+            if self._file == PIPE:
+                self._out.flush()
+            else:
+                self._out.close()
 
     def _write(self, kind: str, data: Mapping[str, Any]) -> None:
-        try:
+        with self._errors_named():
             self._out.write(json.dumps({"kind": kind, **data}, separators=(",", ":")) + "\n")
+
+    @contextmanager
+    def _errors_named(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:  # nobody reads on: no fault of this run
+            raise
         except OSError as error:
             raise TraceError(f"cannot write the trace {self._file}: {error.strerror} (--trace)") from None
 
@@ -138,7 +151,7 @@ class TraceWriter:
 def read_trace(file: Path) -> Iterator[Record]:
     """The records of a trace, the header first; TraceError at the first line that is not one."""
     try:
-        lines = file.open(encoding="utf-8")
+        lines = sys.stdin if file == PIPE else file.open(encoding="utf-8")
     except OSError as error:
         raise TraceError(f"cannot read the trace {file}: {error.strerror}") from None
     with lines:

@@ -1,4 +1,4 @@
-"""The view without a terminal: a line for each thing that happens, and a status line for each second."""
+"""The view without a terminal: a line for each thing that happens, and now and then a status line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rich.console import Console
 
 from splash.core.events import Event, RunFinished
 from splash.tui import palette
-from splash.tui.state import RankState, Snapshot, ViewState
+from splash.tui.state import LOG_WINDOW_S, RankState, Snapshot, ViewState
 from splash.tui.texts import describe
 from splash.tui.units import clean, plural, show_bytes, show_clock, show_count, show_rate, show_share
 
@@ -18,14 +18,14 @@ LOG_SIZE = 512
 class PlainLines:
     """Writes whole lines without escape codes, flushed, in the order of event times.
 
-    Like events of one interval make one line, as in the live view. A reader that went away ends the writing,
-    not the run.
+    Like events of one second make one line, under the time of the first; `interval_s` lie between status lines. A
+    reader that went away ends the writing, not the run.
     """
 
     def __init__(self, console: Console, *, interval_s: float = 1.0) -> None:
         self._console = console
         self._interval_s = interval_s
-        self._state = ViewState(log_size=LOG_SIZE, speed=interval_s)
+        self._state = ViewState(log_size=LOG_SIZE, speed=interval_s, log_window_s=LOG_WINDOW_S)
         self._next_status_t = interval_s
         self._num_written = 0
         self._is_broken = False

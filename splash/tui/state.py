@@ -131,13 +131,15 @@ class ViewState:
     It reads no clock: the time is that of the latest event.
     """
 
-    def __init__(self, *, log_size: int = 50, speed: float = 1.0) -> None:
+    def __init__(self, *, log_size: int = 50, speed: float = 1.0, log_window_s: float | None = None) -> None:
         """`speed`: seconds of the run in one of the viewer's; what is merged, averaged or kept on view for a while is
-        so for as long as a viewer needs."""
+        so for as long as a viewer needs. `log_window_s` of the run are merged in the log whatever the speed."""
         self.t = 0.0
         self.version = 0
         """Grows with each event, so that a view knows whether there is anything new."""
-        self.log = EventLog(size=log_size, window_s=LOG_WINDOW_S * speed)
+        self.log = EventLog(
+            size=log_size, window_s=LOG_WINDOW_S * speed if log_window_s is None else log_window_s
+        )
         self._run: RunStarted | None = None
         self._finished: RunFinished | None = None
         self._target = ""

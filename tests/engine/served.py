@@ -1,4 +1,5 @@
-"""The real scheduler over real ranks (threads), driven step by step: logits seen, invariants checked."""
+"""The real scheduler over real ranks, driven step by step, invariants checked: threads with their logits seen, or
+whatever a deployment launches."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from splash.hal.inproc import DEFAULT_CAPS, InProcessBackend
 from splash.hal.protocol import RankContext
 from splash.sched.results import Output
 from splash.sched.scheduler import Scheduler
-from splash.sched.step import ManualClock
+from splash.sched.step import Executor, ManualClock
 
 BLOCK_SIZE = 4
 
@@ -60,66 +61,29 @@ def observed_rank(context: RankContext, args: tuple[int, WorkerArgs]) -> None:
     serve(context, worker)
 
 
-class Served:
-    """Requests served by ranks in threads; a context manager."""
+class Driven:
+    """A deployment's ranks from `with` on, driven by hand."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        ranks: int,
-        layout: str,
-        kv_pages: int = 200,
-        prefer_slots: bool = True,
-        dtype: str = "float32",
-        kv_dtype: str | None = None,
-        **config: Any,
-    ) -> None:
-        settings: dict[str, Any] = {"token_budget": 24, "max_chunk": 9, "max_model_len": 400, **config}
-        self.deployment: Deployment = open_deployment(
-            folder,
-            EngineConfig(
-                ranks=ranks,
-                layout=layout,
-                kv_pages=kv_pages,
-                dtype=dtype,
-                kv_dtype=kv_dtype,
-                scheduler=SchedulerConfig(check_invariants=True, copy_bytes_per_step=400_000, **settings),
-            ),
-            backend=InProcessBackend(
-                attention=CpuAttention(), caps=replace(DEFAULT_CAPS, block_size=BLOCK_SIZE)
-            ),
-        )
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
         self.events: list[Event] = []
         self.outputs: dict[int, list[int]] = {}
         self.reasons: dict[int, str] = {}
         self.clock = ManualClock()
-        self.scheduler: Scheduler = self.deployment.scheduler(clock=self.clock, emit=self.events.append)
-        for pool in self.scheduler.store.pools:
-            pool.prefer_slots = prefer_slots
-        self.logits: Logits = defaultdict(list)
+        self.scheduler: Scheduler = deployment.scheduler(clock=self.clock, emit=self.events.append)
+        self.executor: Executor
         self._next_id = 0
 
-    def __enter__(self) -> Served:
-        d = self.deployment
-        _SEEN[id(self)] = self.logits
-        assert d.config.dtype is not None
-        args = WorkerArgs(
-            folder=str(d.checkpoint.folder),
-            spec=d.checkpoint.spec,
-            memory=d.memory,
-            dtype=d.config.dtype,
-            max_positions=d.max_model_len + 1,
-            gather_tokens=24,
-        )
-        job = d.backend.launch(d.config.ranks, "tests.engine.served:observed_rank", (id(self), args))
-        job.receive(60.0)
-        self.executor = RankExecutor(job, check=True)
+    def __enter__(self) -> Driven:
+        self.executor = self.launch()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.executor.close()
-        del _SEEN[id(self)]
+
+    def launch(self) -> Executor:
+        """The ranks, when they are ready."""
+        return self.deployment.launch()
 
     def add(
         self, prompt: tuple[int, ...], max_tokens: int, *, forced: tuple[int, ...] = (), **params: Any
@@ -172,3 +136,63 @@ class Served:
             self.outputs[request] += tokens
             if reason is not None:
                 self.reasons[request] = reason
+
+
+class Served(Driven):
+    """Requests served by ranks in threads."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        ranks: int,
+        layout: str,
+        kv_pages: int = 200,
+        prefer_slots: bool = True,
+        dtype: str = "float32",
+        kv_dtype: str | None = None,
+        **config: Any,
+    ) -> None:
+        settings: dict[str, Any] = {"token_budget": 24, "max_chunk": 9, "max_model_len": 400, **config}
+        deployment = open_deployment(
+            folder,
+            EngineConfig(
+                ranks=ranks,
+                layout=layout,
+                kv_pages=kv_pages,
+                dtype=dtype,
+                kv_dtype=kv_dtype,
+                scheduler=SchedulerConfig(check_invariants=True, copy_bytes_per_step=400_000, **settings),
+            ),
+            backend=InProcessBackend(
+                attention=CpuAttention(), caps=replace(DEFAULT_CAPS, block_size=BLOCK_SIZE)
+            ),
+        )
+        super().__init__(deployment)
+        for pool in self.scheduler.store.pools:
+            pool.prefer_slots = prefer_slots
+        self.logits: Logits = defaultdict(list)
+
+    def __enter__(self) -> Served:
+        _SEEN[id(self)] = self.logits
+        super().__enter__()
+        return self
+
+    def launch(self) -> Executor:
+        d = self.deployment
+        assert d.config.dtype is not None
+        args = WorkerArgs(
+            folder=str(d.checkpoint.folder),
+            spec=d.checkpoint.spec,
+            memory=d.memory,
+            dtype=d.config.dtype,
+            max_positions=d.max_model_len + 1,
+            gather_tokens=24,
+        )
+        job = d.backend.launch(d.config.ranks, "tests.engine.served:observed_rank", (id(self), args))
+        job.receive(60.0)
+        return RankExecutor(job, check=True)
+
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__(*exc)
+        del _SEEN[id(self)]

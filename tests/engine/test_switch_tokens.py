@@ -20,6 +20,7 @@ from tests.property.harness import PAIRS
 from tests.tiny import Reference, clear_reference, reference_logits
 
 NUM_TOKENS = 40
+FEW_TOKENS = 12
 LENGTHS = (1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 26)
 """A page less one, a page, a page and one, and several chunks."""
 TOLERANCE = 1e-4
@@ -52,9 +53,9 @@ def refs_of(folder: Path, known: dict[Path, list[Reference]]) -> list[Reference]
 
 def assert_equal(served: Served, refs: Sequence[Reference], requests: Sequence[int]) -> None:
     for ref, request in zip(refs, requests, strict=True):
-        assert tuple(served.outputs[request]) == ref.token_ids, f"prompt of {len(ref.prompt)}"
         seen = torch.stack(served.logits[request])
-        assert (seen - ref.logits).abs().max() < TOLERANCE
+        assert tuple(served.outputs[request]) == ref.token_ids[: len(seen)], f"prompt of {len(ref.prompt)}"
+        assert (seen - ref.logits[: len(seen)]).abs().max() < TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -64,19 +65,19 @@ def assert_equal(served: Served, refs: Sequence[Reference], requests: Sequence[i
         for model in MODELS
         for ranks in (1, 2, 4, 8)
         for layout in sorted(LAYOUTS)
-        if (ranks > 1 or layout == "dp") and (ranks < 8 or model in (MODELS[0], MODELS[3]))
+        if ranks > 1 or layout == "dp"
     ],
 )
 def test_each_layout(
     kind: str, options: dict[str, int], layout: str, ranks: int, tiny: TinyMaker, references: dict
 ) -> None:
-    """One rank has one dataflow whatever the layout; eight ranks are for two models."""
+    """One rank has one dataflow whatever the layout; eight, which are slow as threads, serve fewer tokens."""
     folder = tiny(kind, **options)
     refs = refs_of(folder, references)
     with Served(folder, ranks=ranks, layout=layout) as served:
         served.step()
         served.switch(layout)
-        requests = [served.add(ref.prompt, NUM_TOKENS) for ref in refs]
+        requests = [served.add(ref.prompt, FEW_TOKENS if ranks == 8 else NUM_TOKENS) for ref in refs]
         served.drain()
         assert_equal(served, refs, requests)
 
@@ -86,7 +87,10 @@ def test_each_layout(
     [
         (*MODELS[0], 2, "decoding"),
         (*MODELS[0], 4, "mid-prompt"),
+        (*MODELS[1], 2, "mid-prompt"),
+        (*MODELS[2], 2, "decoding"),
         (*MODELS[3], 4, "decoding"),
+        (*MODELS[4], 2, "mid-prompt"),
         (*MODELS[5], 4, "mid-prompt"),
         (*MODELS[5], 2, "decoding"),
         (*SPARSE[0], 4, "decoding"),

@@ -121,6 +121,18 @@ def test_plain_lines_are_in_order_and_one_status_a_second() -> None:
     assert max(map(len, status)) > 80
 
 
+def test_plain_lines_far_between_do_not_merge() -> None:
+    """Red when what happens seconds apart in a simulation stands under the time of the first."""
+    console = pipe()
+    with PlainLines(console, interval_s=10.0) as view:
+        for number, t in enumerate((0.1, 0.5, 3.2)):
+            view.sink(e.RequestArrived(t, number, 12, 5))
+    assert console.file.getvalue().splitlines() == [
+        "  0.10 s  2 requests arrive: 24 prompt tokens",
+        "  3.20 s  request 2 arrives: 12 prompt tokens",
+    ]
+
+
 def test_plain_lines_of_a_run_cut_short_are_complete() -> None:
     """Red when lines that were still open are lost at an interrupt."""
     console = pipe()

@@ -1,13 +1,14 @@
-"""JSON of a run appears whole or not at all."""
+"""What a command writes appears whole or not at all, and where it was meant to."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import click
 import pytest
 
-from splash.cli.output import JsonTarget
+from splash.cli.output import Target, json_text, output_console
 from splash.core.errors import ConfigError
 
 
@@ -15,11 +16,11 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     """Red when an interrupted run leaves half a file, or destroys the one that was there."""
     file = tmp_path / "out.json"
     file.write_text("old")
-    with pytest.raises(KeyboardInterrupt), JsonTarget(str(file)):
+    with pytest.raises(KeyboardInterrupt), Target(file, "--json"):
         raise KeyboardInterrupt
     assert file.read_text() == "old"
-    with JsonTarget(str(file)) as target:
-        target.write({"a": 1})
+    with Target(file, "--json") as target:
+        target.write(json_text({"a": 1}))
     assert json.loads(file.read_text()) == {"a": 1}
     assert list(tmp_path.iterdir()) == [file]
 
@@ -29,19 +30,19 @@ def test_a_draft_stays_if_nothing_better_comes(tmp_path: Path, capsys: pytest.Ca
     file = tmp_path / "out.json"
 
     def cut_short() -> None:
-        with JsonTarget(str(file)) as target:
-            target.draft({"a": 1})
+        with Target(file, "--json") as target:
+            target.draft(json_text({"a": 1}))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         cut_short()
     assert json.loads(file.read_text()) == {"a": 1}
     for final in (None, {"b": 2}):
-        with JsonTarget(str(file)) as target, JsonTarget("-") as stream:
+        with Target(file, "--json") as target, Target("-", "--json") as stream:
             for each in (target, stream):
-                each.draft({"a": 1})
+                each.draft(json_text({"a": 1}))
                 if final is not None:
-                    each.write(final)
+                    each.write(json_text(final))
         assert json.loads(file.read_text()) == json.loads(capsys.readouterr().out) == (final or {"a": 1})
     assert list(tmp_path.iterdir()) == [file]
 
@@ -49,19 +50,31 @@ def test_a_draft_stays_if_nothing_better_comes(tmp_path: Path, capsys: pytest.Ca
 def test_a_full_device_is_said() -> None:
     """Red when a disk that fills up gives a traceback."""
     with pytest.raises(ConfigError, match=r"cannot write /dev/full: No space left.*--json"):  # noqa: SIM117
-        with JsonTarget("/dev/full") as target:
-            target.write({"a": 1})
+        with Target("/dev/full", "--json") as target:
+            target.write(json_text({"a": 1}))
 
 
 def test_what_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
     """Red when a wrong folder is found out at the end of the run."""
     for name in (tmp_path / "no" / "out.json", tmp_path):
-        with pytest.raises(ConfigError, match=r"cannot write .*\(--json\)"), JsonTarget(str(name)):
+        with pytest.raises(ConfigError, match=r"cannot write .*\(--json\)"), Target(name, "--json"):
             pass
 
 
 def test_a_device_is_written_in_place() -> None:
     """Red when a pipe or a device is replaced by a file."""
-    with JsonTarget("/dev/null") as target:
-        target.write({"a": 1})
+    with Target("/dev/null", "--json") as target:
+        target.write(json_text({"a": 1}))
     assert Path("/dev/null").is_char_device()
+
+
+def test_standard_output_is_for_one_file_alone(tmp_path: Path) -> None:
+    """Red when words get between the lines of a file, or two files into each other."""
+    file = tmp_path / "out.json"
+    assert not output_console({"--json": str(file), "--trace": None}).stderr
+    assert output_console({"--json": str(file), "--trace": Path("-")}).stderr
+    with pytest.raises(click.UsageError, match="--json and --trace cannot both go to standard output"):
+        output_console({"--json": "-", "--trace": Path("-")})
+    with pytest.raises(click.UsageError, match="--json and --report cannot both write"):
+        output_console({"--json": str(file), "--report": f"{tmp_path}/./out.json"})
+    assert output_console({"--json": "/dev/null", "--trace": Path("/dev/null")})
