@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 STDOUT = "-"
 """The name that means standard output; nothing else goes there then."""
+WIDTH = 100
+"""Columns of tables where there is no terminal."""
 
 
 def output_console(outputs: dict[str, str | Path | None]) -> Console:
@@ -36,7 +38,9 @@ def output_console(outputs: dict[str, str | Path | None]) -> Console:
             raise click.UsageError(f"{one} and {other} cannot both go to standard output (-)")
         if name != STDOUT != same and _is_one_file(Path(name), Path(same)):
             raise click.UsageError(f"{one} and {other} cannot both write {name}")
-    return Console(stderr=STDOUT in given.values(), highlight=False)
+    is_stdout_taken = STDOUT in given.values()
+    console = Console(stderr=is_stdout_taken, highlight=False)
+    return console if console.is_terminal else Console(stderr=is_stdout_taken, highlight=False, width=WIDTH)
 
 
 def _is_one_file(one: Path, other: Path) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from splash.cli.deploy_options import DeployOptions, with_deployment
-from splash.cli.output import STDOUT, Target, json_text, target_of
+from splash.cli.output import STDOUT, Target, json_text, output_console, target_of
 
 if TYPE_CHECKING:
     from splash.sim.planner import Plan
@@ -87,9 +87,7 @@ def _plan(
     silent: bool,
 ) -> int:
     """Asked, written and shown; CapacityError, after that, where the model does not fit. 1: no ranks carry the rate."""
-    from rich.console import Console
-
-    from splash.cli.plan_table import WIDTH, show_answer, show_plan
+    from splash.cli.plan_table import show_answer, show_plan
     from splash.core.errors import CapacityError
     from splash.sim.fitting import shortage
     from splash.sim.plan_json import plan_json
@@ -98,8 +96,7 @@ def _plan(
     if target is not None:
         target.write(json_text(plan_json(plan, answer)))
     if not silent:
-        console = Console(highlight=False)
-        console = console if console.is_terminal else Console(highlight=False, width=WIDTH)
+        console = output_console({})
         if answer is not None:
             show_answer(console, plan, answer)
         show_plan(console, plan)

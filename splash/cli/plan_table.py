@@ -20,7 +20,6 @@ from splash.tui.palette import chip, ink
 from splash.tui.units import plural, show_bytes, show_count, show_seconds
 
 GIB = 1 << 30
-WIDTH = 100
 LABEL = 7
 """Characters of the names of a map's rows."""
 CELL = 14

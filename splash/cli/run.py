@@ -274,7 +274,7 @@ def _show(
         answer = done.text if has_text else f" → {' '.join(map(str, done.token_ids))}"
         console.print(Text(prompt, style="bold").append(answer, style="not bold"), end="\n\n")
     show_report(console, report)
-    show_refused(console, [(done.request, str(done.error)) for done in outcome.refused])
+    show_refused(console, [(f"request {done.request}", str(done.error)) for done in outcome.refused])
     show_unreached(console, report, options.switch)
 
 

@@ -13,7 +13,9 @@ import click
 
 from splash.cli.deploy_options import DeployOptions, with_deployment
 from splash.cli.output import json_text, output_console, target_of
+from splash.core.errors import RequestError
 from splash.core.events import EventSink
+from splash.tui.units import plural
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -108,9 +110,11 @@ def command(
     requests = load(workload, seed=seed, rate=rate)
     deployed = DeployOptions(**deployment).deploy()
     title, note = f"{deployed.model}, {deployed.hardware}", described(requests)
-    console.print(f"[bold]{title}, simulated[/bold]: {note}", soft_wrap=True)
+    console.print(f"[bold]{title}, simulated[/bold]: {note}", soft_wrap=not console.is_terminal)
     with target_of(json_file, "--json") as figures, target_of(report, "--report") as charts:
         runs = _runs(console, deployed, requests, modes, aim, trace)
+        if not any(run.num_requests for run in runs):
+            raise RequestError(f"no request can be served: {runs[0].refused[0]}")
         if figures is not None:
             about = {"deployment": deployed.to_json(), "workload": workload_json(requests)}
             figures.write(json_text({**about, **results_json(runs)}))
@@ -123,8 +127,8 @@ def described(workload: Workload) -> str:
     """Its size, and how it was made or read."""
     how = f", {workload.note}" if workload.note else ""
     return (
-        f"{workload.name}, {len(workload.arrivals)} requests, {workload.prompt_tokens} prompt and"
-        f" {workload.output_tokens} output tokens{how}"
+        f"{workload.name}, {plural(len(workload.arrivals), 'request')}, {workload.prompt_tokens:,} prompt and"
+        f" {workload.output_tokens:,} output tokens{how}"
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 
 from rich import box
 from rich.console import Console
@@ -12,19 +12,33 @@ from rich.text import Text
 
 from splash.sim.result import Percentiles, RunResult
 from splash.tui.palette import LAYOUT_LETTERS, ink, order_of
-from splash.tui.units import show_bytes, show_clock, show_count, show_rate, show_seconds
+from splash.tui.units import plural, show_bytes, show_clock, show_count, show_rate, show_seconds
 
 MAX_SWITCHES = 12
 """Of one run that the table lists; the JSON has all."""
 
 
 def show_results(console: Console, runs: Sequence[RunResult]) -> None:
-    """At most 100 columns wide."""
+    """At most 100 columns wide, and still a table at 80."""
     console.print(_runs_table(runs))
     console.print(_latency_table(runs))
     for run in runs:
         if run.switches:
             console.print(_switch_table(run))
+    for text in _refusals(runs):
+        console.print(text, style="bold red", soft_wrap=True, markup=False)
+
+
+def _refusals(runs: Sequence[RunResult]) -> Iterator[str]:
+    """Which requests could not be served at all; a line for all runs that refused the same."""
+    layouts = defaultdict(list)
+    for run in runs:
+        layouts[run.refused].append(run.layout)
+    for refused, names in layouts.items():
+        if refused:
+            where = "" if len(names) == len(runs) else f" in {', '.join(names)}"
+            more = f"; and {len(refused) - 1:,} more" if len(refused) > 1 else ""
+            yield f"{plural(len(refused), 'request')} refused{where}: {refused[0]}{more}"
 
 
 def _table(title: str, columns: Sequence[str], *, words: Sequence[str], wraps: Sequence[str] = ()) -> Table:
@@ -41,31 +55,34 @@ def _table(title: str, columns: Sequence[str], *, words: Sequence[str], wraps: S
 
 
 def _runs_table(runs: Sequence[RunResult]) -> Table:
-    """`best`: throughput over that of the best run."""
-    columns = (
-        "layout",
-        "tokens/s",
-        "best",
-        "makespan",
-        "goodput/s",
-        "preempted",
-        "switches",
-        "share of time",
-    )
-    table = _table("Runs", columns, words=("layout", "share of time"), wraps=("share of time",))
+    """`of best`: throughput over that of the best run. A column in which no run has anything to say is left out."""
     best = max(run.output_tokens_per_s for run in runs)
-    for run in runs:
-        table.add_row(
-            _name(run.layout),
-            show_rate(run.output_tokens_per_s),
-            f"{run.output_tokens_per_s / best:.3f}" if best else "N/A",
-            show_seconds(run.makespan_s),
-            "N/A" if run.goodput_requests_per_s is None else f"{run.goodput_requests_per_s:.3g}",
-            show_count(run.preemptions),
-            _switches(run),
-            _shares(run),
-        )
+    columns: list[tuple[str, list[str | Text]]] = [
+        ("layout", [_name(run.layout) for run in runs]),
+        ("tokens/s", [show_rate(run.output_tokens_per_s) for run in runs]),
+        ("of best", [f"{run.output_tokens_per_s / best:.3f}" if best else "N/A" for run in runs]),
+        ("makespan", [show_seconds(run.makespan_s) for run in runs]),
+    ]
+    if any(run.goodput_requests_per_s is not None for run in runs):
+        columns.append(("goodput/s", [_goodput(run) for run in runs]))
+    if any(run.preemptions for run in runs):
+        columns.append(("preempted", [show_count(run.preemptions) for run in runs]))
+    if any(run.layout not in LAYOUT_LETTERS for run in runs):
+        columns.append(("switches", [_switches(run) for run in runs]))
+        columns.append(("share of time", [_shares(run) for run in runs]))
+    table = _table(
+        "Runs",
+        [name for name, _ in columns],
+        words=("layout", "share of time"),
+        wraps=("share of time",),
+    )
+    for row in zip(*(cells for _, cells in columns), strict=True):
+        table.add_row(*row)
     return table
+
+
+def _goodput(run: RunResult) -> str:
+    return "N/A" if run.goodput_requests_per_s is None else f"{run.goodput_requests_per_s:.3g}"
 
 
 def _switches(run: RunResult) -> str:
@@ -76,7 +93,7 @@ def _switches(run: RunResult) -> str:
 
 
 def _shares(run: RunResult) -> Text:
-    """`tp 40 %, dop 60 %`, each in its colour."""
+    """`tp 40%, dop 60%`, each in its colour."""
     parts = [
         Text(f"{name} {run.time_share[name]:.0%}", style=ink(name, bold=False))
         for name in order_of(run.time_share)

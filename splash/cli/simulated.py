@@ -42,8 +42,8 @@ def simulate(options: Options, hardware: Elsewhere) -> int:
     console = output_console(options.outputs)
     is_watched = is_live(console, plain=options.no_tui)
     speed = options.speed if options.speed is not None else SPEED if is_watched else 0.0
-    console.print(_headline(hardware, deployment), soft_wrap=True, markup=False, highlight=False)
-    console.print(described(workload), soft_wrap=True, markup=False, highlight=False)
+    for line in (_headline(hardware, deployment), described(workload)):
+        console.print(line, soft_wrap=not console.is_terminal, markup=False)
     report = RunReport()
     with ExitStack() as files:
         target = files.enter_context(target_of(options.json_file, "--json"))
@@ -53,11 +53,11 @@ def simulate(options: Options, hardware: Elsewhere) -> int:
             note = f"simulated: no {hardware.name} device here"
             run, stopped = _watch(options, deployment, workload, note, watching)
         for request, error in run.refused:
-            report.output(request, (), "", None, str(error))
+            report.output(request, (), "", None, error.what)
         if target is not None:
             about = {"deployment": deployment.to_json(), "workload": workload_json(workload)}
             target.write(json_text({"simulated": True, **about, **report.to_json()}))
-        _show(console, options, report, run)
+        _show(console, options, report, run, workload)
     if stopped is not None:
         raise stopped
     return RequestError.exit_code if run.refused else 0
@@ -158,9 +158,9 @@ class Watching:
         self.sink(RunFinished(self._t, outcome, ""))
 
 
-def _show(console: Console, options: Options, report: RunReport, run: Simulation) -> None:
+def _show(console: Console, options: Options, report: RunReport, run: Simulation, workload: Workload) -> None:
     from splash.cli.summary import show_refused, show_report, show_unreached
 
     show_report(console, report)
-    show_refused(console, [(request, str(error)) for request, error in run.refused])
+    show_refused(console, [(workload.place(request), error.what) for request, error in run.refused])
     show_unreached(console, report, options.switch)

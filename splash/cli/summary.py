@@ -30,10 +30,10 @@ def show_report(console: Console, report: RunReport) -> None:
         console.print(_cost_lines(cost), highlight=False)
 
 
-def show_refused(console: Console, refused: Sequence[tuple[int, str]]) -> None:
-    """(request, why) of those that could not be served when they came."""
-    for request, why in refused[:MAX_REFUSED]:
-        console.print(Text(f"request {request} was refused: {why}", style="bold red"), soft_wrap=True)
+def show_refused(console: Console, refused: Sequence[tuple[str, str]]) -> None:
+    """(which, why) of the requests that could not be served when they came."""
+    for which, why in refused[:MAX_REFUSED]:
+        console.print(Text(f"{which} was refused: {why}", style="bold red"), soft_wrap=True)
     if len(refused) > MAX_REFUSED:
         console.print(f"and {len(refused) - MAX_REFUSED} more", style="bold red")
 

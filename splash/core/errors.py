@@ -19,7 +19,14 @@ class CheckpointError(SplashError):
 
 
 class RequestError(SplashError):
-    """One request is not servable; it is refused before it reaches the engine loop."""
+    """One request is not servable; it is refused before it reaches the engine loop.
+
+    `what` is the message without the `remedy`: options that a simulation does not have.
+    """
+
+    def __init__(self, what: str, remedy: str = "") -> None:
+        super().__init__(f"{what}; {remedy}" if remedy else what)
+        self.what = what
 
 
 class CapacityError(SplashError):

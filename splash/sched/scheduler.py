@@ -146,8 +146,9 @@ class Scheduler:
             raise RequestError("the prompt is empty; it must hold at least one token")
         if num_prompt >= limit:
             raise RequestError(
-                f"the prompt has {num_prompt} tokens, the limit of prompt and output together is {limit}"
-                f" (--max-model-len): at most {limit - 1} prompt tokens leave room for one"
+                f"the prompt has {num_prompt} tokens, the limit of prompt and output together is {limit}:"
+                f" at most {limit - 1} prompt tokens leave room for one",
+                remedy="--max-model-len sets the limit, up to the model's own",
             )
         length = min(num_prompt + max_tokens, limit) - 1  # the last token is sampled, not cached
         layout = self.transitions.target.layout_of(length)
@@ -155,8 +156,8 @@ class Scheduler:
         if length > holds:
             raise RequestError(
                 f"the request may cache {length} tokens ({num_prompt} prompt, {max_tokens} max_tokens) and the pool"
-                f" holds at most {holds} tokens of one request under {layout};"
-                f" lower max_tokens or raise --kv-pages or --pool-mib"
+                f" holds at most {holds} tokens of one request under {layout}",
+                remedy="lower max_tokens or raise --kv-pages or --pool-mib",
             )
 
     def add(self, request: Request, forced: tuple[int, ...] = ()) -> None:

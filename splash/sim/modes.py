@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from splash.core.config import Objective
-from splash.core.errors import ConfigError
+from splash.core.errors import ConfigError, closest
 from splash.core.events import EventSink
 from splash.layout.layouts import LAYOUTS, TP
 from splash.sched.policy import Decision, Load, Policy
@@ -27,6 +27,7 @@ from splash.sim.workload import NANOSECONDS, Workload
 
 AUTO, ORACLE, RESTART = "auto", "oracle", "restart"
 MODES = (*LAYOUTS, AUTO, ORACLE, RESTART)
+ALL = "all"
 RESTART_S = 45.0
 """From the last token of the old deployment to the first step of the new one."""
 UNLIMITED = 1 << 60
@@ -71,12 +72,15 @@ class Restarting:
 
 
 def modes_named(text: str) -> tuple[str, ...]:
-    """`tp,dp,auto`, or `all`; ConfigError names what is not known."""
-    names = MODES if text == "all" else tuple(part.strip() for part in text.split(","))
+    """`tp,dp,auto`, with `all` for every one of them; each once, in order. ConfigError names what is not known."""
+    names = dict.fromkeys(part.strip() for part in text.split(",") if part.strip())
     for name in names:
-        if name not in MODES:
-            raise ConfigError(f"unknown layout '{name}'; known: {', '.join(MODES)}, or all (--layout)")
-    return names
+        if name not in (*MODES, ALL):
+            known = ", ".join(MODES)
+            raise ConfigError(f"unknown layout '{name}'{closest(name, MODES)}; known: {known}, or all (--layout)")
+    if not names:
+        raise ConfigError(f"no layout is named; known: {', '.join(MODES)}, or all (--layout)")
+    return tuple(dict.fromkeys(mode for name in names for mode in (MODES if name == ALL else (name,))))
 
 
 def simulate(
@@ -94,9 +98,8 @@ def simulate(
     running = simulation(deployment, workload, mode, policy, sinks=(recorder, *sinks))
     begin_s = stopwatch()
     serve(running, policy)
-    if len(running.refused) == len(workload.arrivals):
-        raise running.refused[0][1]
-    return recorder.result(mode, targets=aim.targets, wall_s=stopwatch() - begin_s)
+    refused = tuple(f"{workload.place(index)}: {error.what}" for index, error in running.refused)
+    return recorder.result(mode, targets=aim.targets, wall_s=stopwatch() - begin_s, refused=refused)
 
 
 def serve(running: Simulation, policy: Policy | None) -> None:

@@ -79,8 +79,10 @@ class Recorder:
             case _:
                 pass
 
-    def result(self, layout: str, *, targets: Targets, wall_s: float) -> RunResult:
-        """Of a run that has ended."""
+    def result(
+        self, layout: str, *, targets: Targets, wall_s: float, refused: tuple[str, ...] = ()
+    ) -> RunResult:
+        """Of a run that has ended. `refused`: which requests could not be served at all, and why."""
         shares = defaultdict(float, self._shares)
         shares[self._target] += self._last_s - self._since_s
         total = sum(shares.values()) or 1.0
@@ -96,6 +98,7 @@ class Recorder:
             decisions=self._decisions,
             steps=self._steps,
             wall_s=wall_s,
+            refused=refused,
         )
 
     def _finished(self, event: RequestFinished) -> None:

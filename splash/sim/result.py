@@ -178,6 +178,8 @@ class RunResult:
     steps: int
     wall_s: float
     """What the simulation itself took."""
+    refused: tuple[str, ...] = ()
+    """Which requests could not be served at all, and why."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data without the series (`samples`, `requests`, `itl`), which the report page shows."""
@@ -185,6 +187,7 @@ class RunResult:
             "layout": self.layout,
             "makespan_s": self.makespan_s,
             "requests": self.num_requests,
+            "refused": len(self.refused),
             "prompt_tokens": self.prompt_tokens,
             "output_tokens": self.output_tokens,
             "output_tokens_per_s": self.output_tokens_per_s,
@@ -215,11 +218,12 @@ def run_result(
     decisions: int,
     steps: int,
     wall_s: float,
+    refused: tuple[str, ...] = (),
 ) -> RunResult:
-    """The result of a run whose requests have all finished (at least one); `gaps`: seconds between two tokens of a
+    """The result of a run whose requests have all finished or been refused; `gaps`: seconds between two tokens of a
     request, and how often they were those."""
     done = tuple(requests)
-    makespan_s = max(r.last_token_s for r in done) - min(r.arrival_s for r in done)
+    makespan_s = max(r.last_token_s for r in done) - min(r.arrival_s for r in done) if done else 0.0
     output_tokens = sum(r.output_tokens for r in done)
     itl = Distribution.of(list(gaps), list(gaps.values()))
     good = sum(map(targets.met_by, done))
@@ -244,6 +248,7 @@ def run_result(
         decisions=decisions,
         steps=steps,
         wall_s=wall_s,
+        refused=refused,
     )
 
 

@@ -78,10 +78,11 @@ def read_trace(file: Path) -> Workload:
             times, prompts, outputs, sessions, prefixes, groups, strict=True
         )
     )
-    note = f"{len(arrivals)} requests, arrival from {time} ({unit}), lengths from {prompt} and {output}"
+    note = f"arrival from {time} ({unit}), lengths from {prompt} and {output}"
     if block:
         note += f", prefix blocks of {block} tokens"
-    return Workload(file.name, arrivals, note=note, prefix_block=block)
+    lines = tuple(row.line for row in records.rows)
+    return Workload(file.name, arrivals, note=note, prefix_block=block, lines=lines)
 
 
 # ---- columns

@@ -54,6 +54,8 @@ class Workload:
     """What a reader of a result should know of it: parameters, or how a file was understood."""
     prefix_block: int = 0
     """Tokens that one id of `Arrival.prefix` stands for; 0 where no request has any."""
+    lines: tuple[int, ...] = ()
+    """Of a file, one a request; empty where the requests were made up."""
 
     def __post_init__(self) -> None:
         if not self.arrivals:
@@ -67,6 +69,10 @@ class Workload:
                     f"request {index} of {self.name} waits for {arrival.after}, not one before it"
                 )
             last = arrival.time_ns
+
+    def place(self, index: int) -> str:
+        """Where a request stands: its file and line, or its number."""
+        return f"{self.name}:{self.lines[index]}" if self.lines else f"request {index} of {self.name}"
 
     @property
     def prompt_tokens(self) -> int:
