@@ -101,9 +101,7 @@ def _plan(
             show_answer(console, plan, answer)
         show_plan(console, plan)
     if not plan.fits:
-        raise CapacityError(
-            shortage(plan.model, plan.memory, plan.lacking, every_shard=False, would_do=plan.remedies)
-        )
+        raise CapacityError(shortage(plan.model, plan.memory, plan.lacking, plan.remedies))
     return 1 if answer is not None and answer.ranks is None else 0
 
 
@@ -111,7 +109,8 @@ def _asked(
     options: DeployOptions, traffic: Traffic | None, max_ranks: int | None
 ) -> tuple[Plan, Answer | None]:
     """The plan of the ranks that were asked for; of those found for a rate, if none were."""
-    from splash.sim.planner import Plan, possible_ranks
+    from splash.sim.fitting import possible_ranks
+    from splash.sim.planner import Plan
     from splash.sim.target import MOST_RANKS, fewest_ranks, with_ranks
 
     choice = options.choice()

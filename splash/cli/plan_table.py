@@ -41,11 +41,12 @@ def show_plan(console: Console, plan: Plan) -> None:
     )
     console.print(_memory_table(plan))
     if not plan.fits:
+        if any(room.fits for room in plan.layouts.values()):
+            console.print(_layout_table(plan))
         return
     console.print(_cache_table(plan))
     _show_cache_notes(console, plan)
     console.print(_layout_table(plan))
-    _show_misfits(console, plan)
     _show_counted(console, plan)
     for each in plan.maps:
         _show_map(console, each)
@@ -174,17 +175,6 @@ def _layout_table(plan: Plan) -> Table:
             figures = "does not fit", "", ""
         table.add_row(Text(name, style=ink(name)), _gib(room.weight_bytes), _gib(room.free_bytes), *figures)
     return table
-
-
-def _show_misfits(console: Console, plan: Plan) -> None:
-    """What follows when weights with every shard leave no room."""
-    misfits = [name for name, room in plan.layouts.items() if not room.fits]
-    if misfits:
-        lacking = -min(plan.layouts[name].free_bytes for name in misfits)
-        console.print(
-            f"{', '.join(misfits)}: {max(0, lacking) / GIB:.1f} GiB a rank too much. splash sim, which has a slot for"
-            " every shard, would not start."
-        )
 
 
 def _longest(plan: Plan, layout: str) -> str:

@@ -14,7 +14,7 @@ from splash.hw.profile import HardwareProfile
 from splash.kv.geometry import PoolGeometry
 from splash.kv.sections import Field, PageFormat, Section
 from splash.kv.slots import MemoryPlan, ShardFormat
-from splash.kv.state import row_alignment, state_format, state_sections
+from splash.kv.state import StateSection, row_alignment, state_format, state_sections
 from splash.layout.capacity import RankMemory, rank_memory
 from splash.layout.holders import Topology
 from splash.sched.batch import RowBytes
@@ -22,7 +22,7 @@ from splash.sched.limits import Limits, limits_of
 from splash.sched.policy import Policy
 from splash.sched.scheduler import Scheduler
 from splash.sched.step import Clock
-from splash.sim.fitting import MOST_RANKS, remedies, shortage
+from splash.sim.fitting import MOST_RANKS, Remedies, possible_ranks, remedies, shortage
 from splash.spec.model import ModelSpec
 from splash.spec.storage import kv_storage, token_bytes, weight_storage
 
@@ -158,6 +158,25 @@ def memory_of(spec: ModelSpec, profile: HardwareProfile, settings: Settings) -> 
     )
 
 
+def lacking_bytes(spec: ModelSpec, settings: Settings, rank: RankMemory) -> int:
+    """By which a pool with a slot for every shard, a null page and a page of KV is too large; 0 or less: it fits.
+
+    `rank` is the memory that the settings come to, perhaps with another device."""
+    page_bytes = _page_bytes(spec, settings, rank)
+    slots = rank.weights.ranks * -(-rank.weights.shard // page_bytes)
+    return (slots + 2) * page_bytes - _pool_bytes(rank)
+
+
+def what_fits(spec: ModelSpec, profile: HardwareProfile, settings: Settings) -> Remedies:
+    """The single changes of the settings with which the model fits."""
+    return remedies(
+        settings,
+        lambda changed: memory_of(spec, profile, changed),
+        lambda changed, memory: lacking_bytes(spec, changed, memory),
+        ranks=possible_ranks(spec, profile, MOST_RANKS),
+    )
+
+
 def precision_of(spec: ModelSpec, settings: Settings) -> Precision:
     """The number formats of a deployment."""
     return Precision.of(spec, weight_storage(settings.weights), kv_storage(settings.kv))
@@ -166,18 +185,11 @@ def precision_of(spec: ModelSpec, settings: Settings) -> Precision:
 def _memory_plan(model: str, spec: ModelSpec, profile: HardwareProfile, settings: Settings) -> MemoryPlan:
     """The pool holds what the other weights leave: slots for every head shard, then pages."""
     rank = memory_of(spec, profile, settings)
-    plain = "float32" if weight_storage(settings.weights).plain == 4 else "bfloat16"
-    kept = state_sections(spec, settings.ranks, plain)
-    page_bytes = _aligned(rank.page_bytes, row_alignment(kept))
-    lacking = _lacking(rank, page_bytes)
+    lacking = lacking_bytes(spec, settings, rank)
     if lacking > 0:
-        would_do = remedies(
-            settings,
-            lambda changed: memory_of(spec, profile, changed),
-            lambda memory: _lacking(memory, _aligned(memory.page_bytes, row_alignment(kept))),
-            ranks=filter(spec.fits_ranks, range(1, MOST_RANKS + 1)),
-        )
-        raise CapacityError(shortage(model, rank, lacking, every_shard=True, would_do=would_do))
+        raise CapacityError(shortage(model, rank, lacking, what_fits(spec, profile, settings)))
+    kept = _state_sections(spec, settings)
+    page_bytes = _page_bytes(spec, settings, rank)
     num_pages = _pool_bytes(rank) // page_bytes
     geometry = PoolGeometry(num_pages, page_bytes, settings.ranks, rank.weights.shard)
     one_token = Field(
@@ -191,10 +203,13 @@ def _pool_bytes(rank: RankMemory) -> int:
     return rank.usable - rank.reserve - (rank.weights.own - rank.weights.shard)
 
 
-def _lacking(rank: RankMemory, page_bytes: int) -> int:
-    """Bytes by which a pool with a slot for every shard, a null page and a page of KV is too large."""
-    slots = rank.weights.ranks * -(-rank.weights.shard // page_bytes)
-    return (slots + 2) * page_bytes - _pool_bytes(rank)
+def _state_sections(spec: ModelSpec, settings: Settings) -> tuple[StateSection, ...]:
+    plain = "float32" if weight_storage(settings.weights).plain == 4 else "bfloat16"
+    return state_sections(spec, settings.ranks, plain)
+
+
+def _page_bytes(spec: ModelSpec, settings: Settings, rank: RankMemory) -> int:
+    return _aligned(rank.page_bytes, row_alignment(_state_sections(spec, settings)))
 
 
 def _aligned(num_bytes: int, to: int) -> int:

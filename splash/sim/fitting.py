@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from splash.hw.profile import HardwareProfile
 from splash.layout.capacity import RankMemory
+from splash.spec.model import ModelSpec
 from splash.spec.storage import WEIGHT_STORAGES
 
 if TYPE_CHECKING:
@@ -41,14 +43,14 @@ class Remedies:
 def remedies(
     settings: Settings,
     memory: Callable[[Settings], RankMemory],
-    lacking: Callable[[RankMemory], int],
+    lacking: Callable[[Settings, RankMemory], int],
     *,
     ranks: Iterable[int],
 ) -> Remedies:
     """What would make `lacking`, the bytes that are too few on a rank, vanish; `ranks`: those that can be had."""
 
     def does(changed: Settings) -> bool:
-        return lacking(memory(changed)) <= 0
+        return lacking(changed, memory(changed)) <= 0
 
     present = memory(settings)
     smaller = [
@@ -65,7 +67,7 @@ def remedies(
             (
                 percent / 100
                 for percent in range(int(settings.memory_fraction * 100) + 1, 100)
-                if lacking(replace(present, fraction=percent / 100)) <= 0
+                if lacking(settings, replace(present, fraction=percent / 100)) <= 0
             ),
             None,
         ),
@@ -73,17 +75,21 @@ def remedies(
     )
 
 
-def shortage(model: str, memory: RankMemory, lacking: int, *, every_shard: bool, would_do: Remedies) -> str:
+def possible_ranks(spec: ModelSpec, profile: HardwareProfile, at_most: int) -> Iterator[int]:
+    """Numbers of ranks that divide the model's heads, and that the profile can price: several nodes need a network."""
+    joined = profile.node.network_bandwidth is not None and profile.node.network_latency is not None
+    most = at_most if joined else min(at_most, int(profile.node.ranks.value))
+    return filter(spec.fits_ranks, range(1, most + 1))
+
+
+def shortage(model: str, memory: RankMemory, lacking: int, would_do: Remedies) -> str:
     """One line: how much a rank lacks, of what, and what would do."""
-    weights, shards = (
-        (memory.weights.full, "every head shard")
-        if every_shard
-        else (memory.weights.own, "its own head shard")
-    )
-    ranks = f"{memory.weights.ranks} rank" + ("s" if memory.weights.ranks > 1 else "")
+    weights = memory.weights
+    ranks = f"{weights.ranks} rank" + ("s" if weights.ranks > 1 else "")
     beside = f" beside {memory.reserve / GIB:.1f} GiB in reserve" if memory.reserve else ""
     return (
-        f"{model} does not fit on {ranks}: weights with {shards} take {weights / GIB:.1f} GiB{beside}"
-        f" of {memory.usable / GIB:.1f} GiB a rank ({memory.fraction:.0%} of {memory.device / GIB:.1f}),"
-        f" {lacking / GIB:.1f} GiB too much for any KV; what would do: {would_do}"
+        f"{model} does not fit on {ranks}: weights with a slot for every head shard take {weights.full / GIB:.1f} GiB"
+        f" (with the own shard alone {weights.own / GIB:.1f}){beside} of {memory.usable / GIB:.1f} GiB a rank"
+        f" ({memory.fraction:.0%} of {memory.device / GIB:.1f}), {lacking / GIB:.1f} GiB too much for any KV;"
+        f" what would do: {would_do}"
     )

@@ -77,7 +77,9 @@ def modes_named(text: str) -> tuple[str, ...]:
     for name in names:
         if name not in (*MODES, ALL):
             known = ", ".join(MODES)
-            raise ConfigError(f"unknown layout '{name}'{closest(name, MODES)}; known: {known}, or all (--layout)")
+            raise ConfigError(
+                f"unknown layout '{name}'{closest(name, MODES)}; known: {known}, or all (--layout)"
+            )
     if not names:
         raise ConfigError(f"no layout is named; known: {', '.join(MODES)}, or all (--layout)")
     return tuple(dict.fromkeys(mode for name in names for mode in (MODES if name == ALL else (name,))))

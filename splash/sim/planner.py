@@ -4,7 +4,7 @@ the best layout over batch and context. A map's requests are equal, and spread o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import takewhile
@@ -15,11 +15,11 @@ from splash.hw.cost import CostModel
 from splash.hw.profile import HardwareProfile
 from splash.layout.capacity import RankMemory
 from splash.layout.holders import Topology
-from splash.layout.layouts import LAYOUTS, TP, Layout
+from splash.layout.layouts import LAYOUTS, Layout
 from splash.sched.batch import RowBytes
-from splash.sim.deployment import Settings, memory_of, precision_of
+from splash.sim.deployment import Settings, lacking_bytes, memory_of, precision_of, what_fits
 from splash.sim.even import Even
-from splash.sim.fitting import MOST_RANKS, Remedies, remedies
+from splash.sim.fitting import Remedies
 from splash.spec.model import ModelSpec
 from splash.spec.storage import (
     WeightBytes,
@@ -142,23 +142,18 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether there is room for KV beside the weights with the own head shard."""
-        return self.layouts[TP.name].fits
+        """Whether a pool has room for KV beside a slot for every head shard: then all layouts have, and it deploys."""
+        return self.lacking <= 0
 
     @property
     def lacking(self) -> int:
-        """Bytes that a rank lacks for its weights with the own shard and one request of one page; 0 or less: none."""
-        return _lacking(self.memory)
+        """Bytes that a rank lacks for a slot for every head shard and a page; 0 or less: none."""
+        return lacking_bytes(self.spec, self.settings, self.memory)
 
     @property
     def remedies(self) -> Remedies:
         """What would make it fit."""
-        return remedies(
-            self.settings,
-            lambda changed: memory_of(self.spec, self.profile, changed),
-            _lacking,
-            ranks=possible_ranks(self.spec, self.profile, MOST_RANKS),
-        )
+        return what_fits(self.spec, self.profile, self.settings)
 
     @property
     def counted(self) -> dict[str, LayoutRoom]:
@@ -266,13 +261,6 @@ def contexts(longest: int) -> tuple[int, ...]:
     return (*takewhile(lambda n: n < longest, (SHORTEST * 4**n for n in range(20))), longest)
 
 
-def possible_ranks(spec: ModelSpec, profile: HardwareProfile, at_most: int) -> Iterator[int]:
-    """Numbers of ranks that divide the model's heads, and that the profile can price: several nodes need a network."""
-    joined = profile.node.network_bandwidth is not None and profile.node.network_latency is not None
-    most = at_most if joined else min(at_most, int(profile.node.ranks.value))
-    return filter(spec.fits_ranks, range(1, most + 1))
-
-
 def counted_weights(spec: ModelSpec, storage: WeightStorage, *, ranks: int) -> WeightBytes:
     """As REFERENCE §4 counts: every parameter at the size of a quantised matrix's, vocabulary and router at that of a
     plain one's; no scales, norms or hyper-connections."""
@@ -284,7 +272,3 @@ def counted_weights(spec: ModelSpec, storage: WeightStorage, *, ranks: int) -> W
         if part not in (Part.NORMS, Part.HYPER)
     }
     return WeightBytes(ranks, parts, 0, counts.shard * storage.linear)
-
-
-def _lacking(memory: RankMemory) -> int:
-    return memory.page_bytes + memory.state_bytes - memory.free(TP)

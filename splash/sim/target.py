@@ -164,7 +164,7 @@ def _serve(steps: _Steps, traffic: Traffic) -> Service:
     plan, layout = steps.plan, steps.layout
     if traffic.tokens > plan.spec.max_position:
         return Service(layout.name, Limit.LENGTH)
-    if not plan.layouts[layout.name].fits:
+    if not plan.fits:
         return Service(layout.name, Limit.WEIGHTS)
     most, allowed = steps.most_held, plan.settings.max_running
     queue = _Queue(steps, traffic)

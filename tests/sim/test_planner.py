@@ -14,8 +14,8 @@ from splash.layout.layouts import CP, DCP, DOP, DP, LAYOUTS, TP, Layout, assigne
 from splash.layout.work import DecodeRows, PromptRows, Work
 from splash.sched.batch import RowBytes, chunk_method
 from splash.sim.deployment import deploy, memory_of
-from splash.sim.fitting import remedies
-from splash.sim.planner import Cell, Plan, contexts, possible_ranks
+from splash.sim.fitting import possible_ranks, remedies
+from splash.sim.planner import Cell, Plan, contexts
 from splash.sim.presets import choose
 
 MODELS = ("deepseek-v3.2", "glm-5.3-flash", "qwen3-235b", "glm-4.7-flash")
@@ -145,7 +145,7 @@ def with_device(plan: Plan, num_bytes: int) -> Plan:
     [
         ("deepseek-v3.2", "bw1000", {}),
         ("deepseek-v3.2", "h200", {"ranks": 4}),
-        ("llama-3.1-405b", "h100", {"weights": "bfloat16"}),
+        ("llama-3.1-405b", "h200", {"weights": "bfloat16"}),
         ("glm-5.3-flash", "bw1000", {"memory_fraction": 0.55}),
     ],
 )
@@ -171,12 +171,17 @@ def test_each_remedy_suffices_and_less_does_not(model: str, hw: str, settings: d
 
 
 def test_what_is_lacking_is_what_would_do() -> None:
-    """Red when the bytes that are said to lack are too few, or more than a page too many."""
+    """Red when the plan lacks other bytes than the deployment that it is about."""
     plan = plan_of("deepseek-v3.2", "h200", ranks=4)
-    enough = replace(plan.memory, device=plan.memory.device + int(plan.lacking / 0.9) + 2)
-    assert enough.tokens(TP, plan.topo) > 0
-    short = replace(plan.memory, device=plan.memory.device + int(plan.lacking / 0.9) - 2)
-    assert short.tokens(TP, plan.topo) == 0
+
+    def deploy_with(more: int) -> None:
+        capacity = replace(plan.profile.memory.capacity, value=plan.memory.device + plan.lacking / 0.9 + more)
+        profile = replace(plan.profile, memory=replace(plan.profile.memory, capacity=capacity))
+        deploy(plan.model, plan.spec, profile, plan.settings)
+
+    deploy_with(2)
+    with pytest.raises(CapacityError, match="does not fit"):
+        deploy_with(-4)
 
 
 @pytest.mark.parametrize(
@@ -191,6 +196,7 @@ def test_a_deployment_that_does_not_fit_proposes_one_that_does(
 ) -> None:
     """Red when what the simulator proposes, who needs a slot for every shard, does not deploy either."""
     plan = plan_of(model, **settings)
+    assert not plan.fits
     with pytest.raises(CapacityError, match=rf"every head shard .* GiB too much .*{option}"):
         deploy(plan.model, plan.spec, plan.profile, plan.settings)
     better = plan_of(model, **{**settings, **changed})
@@ -203,7 +209,7 @@ def test_remedies_of_what_cannot_be_helped_are_none() -> None:
     found = remedies(
         plan.settings,
         lambda settings: memory_of(plan.spec, plan.profile, settings),
-        lambda memory: 1,
+        lambda settings, memory: 1,
         ranks=(16, 32),
     )
     assert (found.ranks, found.memory_fraction, found.weights) == (None, None, None)
@@ -216,7 +222,7 @@ def test_remedies_of_what_cannot_be_helped_are_none() -> None:
 def test_layouts_fit_by_their_own_weights(model: str, fits: set[Layout]) -> None:
     """Red when a layout that needs every shard is said to fit because the own one does."""
     plan = plan_of(model, "h200", weights="bfloat16" if model.startswith("llama") else "fp8_block")
-    assert plan.fits
+    assert plan.fits is (fits == set(LAYOUTS.values()))
     assert {layout for name, layout in LAYOUTS.items() if plan.layouts[name].fits} == fits
     if DP not in fits:
         assert all("dp" not in cell.holding for row in plan.decode_map().cells for cell in row)

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -227,11 +228,33 @@ def test_closed_loop_turns_follow_each_other() -> None:
 def test_modes_by_name() -> None:
     assert modes_named("all") == MODES
     assert modes_named("tp, auto") == ("tp", "auto")
-    with pytest.raises(ConfigError, match=r"unknown layout 'tpp'; known: .*restart"):
-        modes_named("tp,tpp")
+    assert modes_named("dp,tp,dp") == ("dp", "tp")
+    assert modes_named("dcp,all") == ("dcp", *(mode for mode in MODES if mode != "dcp"))
+    with pytest.raises(
+        ConfigError, match=r"unknown layout 'dopp' \(did you mean 'dop'\?\); known: .*restart"
+    ):
+        modes_named("tp,dopp")
+    with pytest.raises(ConfigError, match="no layout is named"):
+        modes_named(" ,")
 
 
 def test_a_model_that_does_not_fit_says_by_how_much() -> None:
     choice = choose("glm-5.3", "h100")
     with pytest.raises(CapacityError, match=r"does not fit on 8 ranks.*GiB too much.*--ranks"):
         deploy("glm-5.3", choice.model.spec, choice.profile, choice.settings)
+
+
+def test_what_no_layout_can_serve_is_said_with_its_place(tmp_path: Path) -> None:
+    """Red when a request vanishes from the figures in silence, or its error names options that a simulation lacks."""
+    file = tmp_path / "trace.csv"
+    file.write_text("arrival_s,prompt_tokens,output_tokens\n0,10,4\n1,2000000,4\n2,10,4\n")
+    done = simulate(deployed("glm-5.3"), load(str(file), seed=0), "tp", stopwatch=lambda: 0.0)
+    assert done.num_requests == 2
+    (refusal,) = done.refused
+    assert refusal.startswith("trace.csv:3: the prompt has 2000000 tokens, the limit")
+    assert "--" not in refusal
+    assert done.to_json()["refused"] == 1
+    made = Workload("made", (Arrival(0, 2_000_000, 1),))
+    nothing = simulate(deployed("glm-5.3"), made, "dp", stopwatch=lambda: 0.0)
+    assert (nothing.num_requests, nothing.output_tokens_per_s, nothing.makespan_s) == (0, 0.0, 0.0)
+    assert nothing.refused[0].startswith("request 0 of made: ")

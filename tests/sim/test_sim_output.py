@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from splash import cli
 from splash.cli.sim_report import report_page
 from splash.cli.sim_table import MAX_SWITCHES, show_results
 from splash.core.errors import ConfigError
@@ -43,6 +47,72 @@ def test_the_tables_have_every_figure() -> None:
     assert "3.0 GiB" in text
     assert "12.1 ms against 14.9 ms" in text
     assert "superseded" in text
+
+
+def test_the_tables_are_tables_at_eighty_columns() -> None:
+    """Red when a line of a run takes several in a usual terminal, or columns that say nothing take its room."""
+    idle = [
+        replace(run(name, switches=0), preemptions=0, goodput_requests_per_s=None)
+        for name in ("tp", "dp", "auto")
+    ]
+    lines = _shown(idle, width=80).splitlines()
+    assert "goodput/s" not in lines[2]
+    assert "preempted" not in lines[2]
+    names = [line.split()[0] for line in lines[4:7]]
+    assert names == ["tp", "dp", "auto"]
+
+
+def test_refused_requests_are_shown_with_the_layouts_that_refuse_them() -> None:
+    """Red when figures leave requests out in silence."""
+    refused = ("a.csv:3: too long", "a.csv:9: too long")
+    one, other = replace(run("tp"), refused=refused), run("cp")
+    assert "2 requests refused in tp: a.csv:3: too long; and 1 more" in _shown([one, other])
+    assert "2 requests refused: a.csv:3" in _shown([one, replace(other, refused=refused)])
+    assert "refused" not in _shown([other])
+
+
+def _sim(*arguments: str) -> int:
+    return cli._run(["sim", "--workload", "steady:rate=40,count=6", *arguments])
+
+
+def test_a_file_on_standard_output_is_there_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """Red when `-` is a file's name, or the tables get into the file."""
+    pytest.importorskip("plotly", reason="the report extra")
+    assert _sim("--layout", "tp", "--trace", "-") == 0
+    captured = capsys.readouterr()
+    kinds = [json.loads(line)["kind"] for line in captured.out.splitlines()]
+    assert kinds[0] == "header"
+    assert set(kinds[1:]) == {"event"}
+    assert "tokens/s" in captured.err
+    assert _sim("--layout", "tp,dp", "--report", "-") == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("<!doctype html>")
+    assert captured.out.endswith("</html>\n")
+    assert "tokens/s" in captured.err
+    assert _sim("--layout", "tp", "--trace", "-", "--json", "-") == 2
+    assert "--json and --trace cannot both" in capsys.readouterr().err
+
+
+def test_a_report_that_cannot_be_written_is_said_before_the_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Red when an hour's charts are lost to a typing error."""
+    pytest.importorskip("plotly", reason="the report extra")
+    assert _sim("--report", str(tmp_path / "no" / "folder.html")) == 2
+    captured = capsys.readouterr()
+    assert "cannot write" in captured.err
+    assert "--report" in captured.err
+    assert "tokens/s" not in captured.out
+
+
+def test_a_load_that_nothing_can_serve_fails(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Red when a table of nothing looks like a success, or the error does not say where."""
+    file = tmp_path / "trace.csv"
+    file.write_text("arrival_s,prompt_tokens,output_tokens\n0,90000000,4\n")
+    assert cli._run(["sim", "--workload", str(file), "--layout", "tp,dp"]) == 2
+    error = capsys.readouterr().err
+    assert "no request can be served: trace.csv:2: the prompt has 90000000 tokens" in error
+    assert "--max-model-len" not in error
 
 
 def test_switches_are_listed_up_to_a_limit() -> None:

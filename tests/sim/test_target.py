@@ -13,8 +13,9 @@ from splash.core.errors import ConfigError
 from splash.layout.layouts import LAYOUTS, assigned
 from splash.layout.work import DecodeRows, Work
 from splash.sim.deployment import deploy
+from splash.sim.fitting import possible_ranks
 from splash.sim.modes import simulate
-from splash.sim.planner import Plan, possible_ranks
+from splash.sim.planner import Plan
 from splash.sim.presets import choose
 from splash.sim.target import CLOSE, Answer, Limit, Traffic, fewest_ranks, serve, with_ranks
 from splash.sim.workload import Arrival, Workload
