@@ -74,6 +74,9 @@ def _memory_table(plan: Plan) -> Table:
     memory = plan.memory
     weights, ranks = memory.weights, memory.weights.ranks
     share = f"{memory.fraction:.0%} of {memory.device / GIB:.2f}"
+    sharers = plan.profile.memory.sharers(ranks)
+    if sharers > 1:
+        share += f"; {sharers} ranks share {plan.profile.memory.capacity.value / GIB:.2f}"
     title = f"Memory of a rank, GiB: {memory.usable / GIB:.2f} usable, {share}"
     table = _table(title, ("part", OWN, FULL, "what"), words=("part", "what"))
     others = (ranks - 1) * weights.shard

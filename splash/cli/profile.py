@@ -49,7 +49,8 @@ def command(name: str, ranks: int, file: Path) -> int:
     if not file.parent.is_dir():
         raise ConfigError(f"the folder {file.parent} does not exist (-o)")
     backend = load_backend(name)
-    device = backend.probe()[0]
+    devices = backend.probe()
+    device = devices[0]
     job = backend.launch(ranks, "splash.exec.measure:measure_ranks", None)
     try:
         by_rank = job.receive(timeout_s=TIMEOUT_S)
@@ -63,6 +64,7 @@ def command(name: str, ranks: int, file: Path) -> int:
             where=where,
             ranks=ranks,
             memory_bytes=device.memory_bytes,
+            shared_by=backend.caps.max_ranks // len(devices),
             timings=mean_timings(by_rank),
         )
     )

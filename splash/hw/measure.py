@@ -127,6 +127,8 @@ class Measurement:
     """Machine, date and command: every source carries it."""
     ranks: int
     memory_bytes: int
+    shared_by: int
+    """Ranks at most that divide that memory; 1 where each has its own."""
     timings: tuple[Timing, ...]
 
 
@@ -153,6 +155,12 @@ def measured_table(measurement: Measurement) -> dict[str, Any]:
         "memory.capacity",
         {"value": float(measurement.memory_bytes), "source": f"{where}, as the port's probe"},
     )
+    if measurement.shared_by > 1:
+        put(
+            table,
+            "memory.shared_by",
+            quantity(measurement.shared_by, f"{where}, ranks that run on one device"),
+        )
     put(table, "memory.bandwidth", _rate(measurement.timings, STREAM, where))
     put(table, "memory.copy_bandwidth", _rate(measurement.timings, COPY, where))
     put(table, "node.link_bandwidth", _rate(measurement.timings, COPY, where))

@@ -40,6 +40,17 @@ class Memory:
     """Of reading weights and KV once, as a step does."""
     copy_bandwidth: Quantity
     """Of copying pages and shards from a peer of the same node in the background, in bytes copied."""
+    shared_by: Quantity | None = None
+    """Ranks at most that divide one capacity between them, as processes of one machine do; absent where each has its
+    own."""
+
+    def sharers(self, ranks: int) -> int:
+        """How many of `ranks` divide one capacity."""
+        return 1 if self.shared_by is None else min(ranks, int(self.shared_by.value))
+
+    def rank_bytes(self, ranks: int) -> int:
+        """Of one rank among `ranks`."""
+        return int(self.capacity.value) // self.sharers(ranks)
 
 
 @dataclass(frozen=True, slots=True)

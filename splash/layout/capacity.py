@@ -56,8 +56,9 @@ class RankMemory:
     """One rank's memory, term by term, bytes; made by `rank_memory`. Equal on all ranks, of which it is the fullest."""
 
     device: int
+    """A rank's own memory, or its share of one that ranks divide."""
     fraction: float
-    """Of the device's memory, for weights and KV."""
+    """Of that, for weights and KV."""
     weights: WeightBytes
     reserve: int
     """What else lies there: workspaces, a vision tower."""

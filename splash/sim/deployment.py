@@ -148,7 +148,7 @@ def memory_of(spec: ModelSpec, profile: HardwareProfile, settings: Settings) -> 
     return rank_memory(
         spec,
         ranks=settings.ranks,
-        device_bytes=int(profile.memory.capacity.value),
+        device_bytes=profile.memory.rank_bytes(settings.ranks),
         memory_fraction=settings.memory_fraction,
         weights=weight_storage(settings.weights),
         kv=kv_storage(settings.kv),

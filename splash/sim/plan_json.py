@@ -40,6 +40,7 @@ def _memory(plan: Plan) -> dict[str, Any]:
     weights = memory.weights
     return {
         "device_bytes": memory.device,
+        "ranks_that_share_memory": plan.profile.memory.sharers(plan.settings.ranks),
         "usable_bytes": memory.usable,
         "reserve_bytes": memory.reserve,
         "parts": {part.value: size for part, size in weights.parts.items()},

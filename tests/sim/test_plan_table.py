@@ -82,3 +82,15 @@ def test_layouts_that_do_not_fit_are_said_not_to() -> None:
     settings = replace(choice.settings, weights="bfloat16")
     text = shown(Plan("llama", choice.model.spec, choice.profile, settings), width=100, terminal=False)
     assert text.count("does not fit") == 2
+
+
+def test_a_shared_memory_is_said_to_be_shared() -> None:
+    """Red when a rank of a CPU seems to have memory of its own, or a device of a node a share."""
+    titles = []
+    for hardware in ("cpu", "h200"):
+        choice = choose("glm-4.7-flash", hardware)
+        settings = replace(choice.settings, ranks=2)
+        text = shown(Plan("flash", choice.model.spec, choice.profile, settings), width=100, terminal=False)
+        titles += [line for line in text.splitlines() if line.startswith("Memory of a rank")]
+    assert "2 ranks share" in titles[0]
+    assert "share" not in titles[1]

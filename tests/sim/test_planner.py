@@ -137,6 +137,16 @@ def with_device(plan: Plan, num_bytes: int) -> Plan:
     return replace(plan, profile=replace(plan.profile, memory=replace(memory, capacity=capacity)))
 
 
+def test_ranks_of_one_machine_divide_its_memory() -> None:
+    """Red when each rank of a CPU has all of the machine, or each device of a node a part of one."""
+    one, two = (plan_of("glm-4.7-flash", "cpu", ranks=ranks).memory.device for ranks in (1, 2))
+    assert two == one // 2
+    assert (
+        plan_of("glm-4.7-flash", "h200", ranks=1).memory.device
+        == plan_of("glm-4.7-flash", "h200").memory.device
+    )
+
+
 # ---- remedies
 
 

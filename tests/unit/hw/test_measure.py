@@ -56,7 +56,7 @@ def _timings(probe: Probe, operation: str) -> Iterator[Timing]:
 def _measurement() -> Measurement:
     found = [timing for name, probe in probes(2).items() for timing in _timings(probe, name)]
     found += [Timing(STREAM, {"num_bytes": 2e9}, 0.1), Timing(COPY, {"num_bytes": 1e9}, 0.5)]
-    return Measurement("cpu", "a machine", "a machine, today", 2, 1 << 34, tuple(found))
+    return Measurement("cpu", "a machine", "a machine, today", 2, 1 << 34, 64, tuple(found))
 
 
 def test_timings_that_a_profile_explains_give_that_profile_again() -> None:
@@ -72,6 +72,16 @@ def test_timings_that_a_profile_explains_give_that_profile_again() -> None:
     assert all(
         word in profile.gemm.float32.flops.source for word in ("measured:", "a machine, today", "median")
     )
+
+
+def test_the_memory_of_one_device_is_divided_by_the_ranks_on_it() -> None:
+    """Red when ranks of one machine are each given all of it, or ranks with devices of their own a share."""
+    shared = profile_from_table(measured_table(_measurement()), name="mine", where="here").memory
+    alone = profile_from_table(
+        measured_table(replace(_measurement(), shared_by=1)), name="mine", where="here"
+    ).memory
+    assert [shared.rank_bytes(ranks) for ranks in (1, 2, 64, 128)] == [1 << 34, 1 << 33, 1 << 28, 1 << 28]
+    assert [alone.rank_bytes(ranks) for ranks in (1, 64)] == [1 << 34] * 2
 
 
 def test_a_measured_profile_reads_as_it_was_written() -> None:
