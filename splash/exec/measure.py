@@ -19,7 +19,7 @@ from splash.hal.protocol import ByteCopy, RankContext
 from splash.hw.measure import COPY, STREAM, Timing
 from splash.model.layers.linear import linear, packed
 from splash.model.layers.moe import MoE, Router
-from splash.model.layers.norm import rms_norm
+from splash.model.layers.norm import RMSNorm
 from splash.spec.model import MoESpec
 
 REPEATS = 9
@@ -98,7 +98,7 @@ def _weights(context: RankContext, dtype: torch.dtype, *shape: int) -> Iterator[
     """Different ones in turn, in the form that `linear` prefers."""
     count = max(2, COLD_BYTES // (shape[0] * shape[1] * dtype.itemsize))
     several = torch.randn(count, *shape, device=context.backend.device).to(dtype) / shape[1] ** 0.5
-    return cycle(packed(several).unbind(0))
+    return cycle([packed(weight) for weight in several])
 
 
 def _stream(context: RankContext) -> Iterator[Timing]:
@@ -141,14 +141,17 @@ def _experts(context: RankContext, name: str) -> Iterator[Timing]:
 def _moe(context: RankContext, router: Router, dtype: torch.dtype, here: int, ffn: int) -> MoE:
     gate_up = torch.randn(here, 2 * ffn, HIDDEN, device=context.backend.device).to(dtype) / HIDDEN**0.5
     down = torch.randn(here, HIDDEN, ffn, device=context.backend.device).to(dtype) / ffn**0.5
-    return MoE(router, packed(gate_up), packed(down), first=context.rank * here, shared=None)
+    first, pairs = context.rank * here, (gate_up, down)
+    return MoE(
+        router, *([packed(matrix) for matrix in several] for several in pairs), first=first, shared=None
+    )
 
 
 def _elementwise(context: RankContext) -> Iterator[Timing]:
-    weight = torch.ones(HIDDEN, device=context.backend.device)
+    norm = RMSNorm(torch.ones(HIDDEN, device=context.backend.device), 1e-6)
     for rows in ROWS:
         x = torch.randn(rows, HIDDEN, device=context.backend.device)
-        seconds = _timed(context, lambda x=x: rms_norm(x, weight, 1e-6), repeats=4 * REPEATS)
+        seconds = _timed(context, lambda x=x: norm(x), repeats=4 * REPEATS)
         yield Timing("elementwise", {"num_bytes": 2 * x.numel() * x.itemsize}, seconds)
 
 

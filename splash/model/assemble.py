@@ -25,6 +25,7 @@ from splash.model.layers.kda import KDA
 from splash.model.layers.linear import packed
 from splash.model.layers.mlp import MLP
 from splash.model.layers.moe import MoE, Router
+from splash.model.layers.norm import RMSNorm
 from splash.model.layers.vocab import Embedding, Head
 from splash.model.recurrent import StateViews
 from splash.model.weights import HyperWeights, KDAWeights, MLPWeights, MoEWeights, RankWeights
@@ -68,13 +69,14 @@ def assemble(
             num_indexed += spec.has_indexer(index)
         ffn = _feed_forward(spec.ffns[index], layer.ffn, spec.swiglu_limit)
         residuals = _residuals(spec, layer.hyper)
-        layers.append(Layer(layer.attention_norm, mixer, layer.ffn_norm, ffn, *residuals))
+        attention_norm = RMSNorm(layer.attention_norm, spec.norm_eps)
+        ffn_norm = RMSNorm(layer.ffn_norm, spec.norm_eps)
+        layers.append(Layer(attention_norm, mixer, ffn_norm, ffn, *residuals))
     return Decoder(
         embedding=Embedding(weights.embed, weights.first_token),
         layers=layers,
-        norm=weights.final_norm,
+        norm=RMSNorm(weights.final_norm, spec.norm_eps),
         head=Head(packed(weights.head), weights.first_token),
-        norm_eps=spec.norm_eps,
         comm=comm,
         num_streams=1 if spec.hyper is None else spec.hyper.streams,
     )
@@ -146,8 +148,8 @@ def _feed_forward(spec: Any, weights: MLPWeights | MoEWeights, limit: float | No
     assert isinstance(spec, MoESpec)
     return MoE(
         Router(spec, weights.router, weights.router_bias),
-        packed(weights.gate_up),
-        packed(weights.down),
+        [packed(matrix) for matrix in weights.gate_up],
+        [packed(matrix) for matrix in weights.down],
         first=weights.first,
         shared=None if weights.shared is None else _mlp(weights.shared, limit),
         limit=limit,

@@ -12,7 +12,7 @@ from splash.hal.protocol import Communicator
 from splash.model.attention.rows import AttentionRows
 from splash.model.attention.selection import Selection
 from splash.model.layers.hyper import Residual, added
-from splash.model.layers.norm import rms_norm
+from splash.model.layers.norm import RMSNorm
 from splash.model.layers.vocab import Embedding, Head
 
 Mixer = Callable[[torch.Tensor, AttentionRows, Selection | None], tuple[torch.Tensor, Selection | None]]
@@ -24,9 +24,9 @@ FeedForward = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    attention_norm: torch.Tensor
+    attention_norm: RMSNorm
     attention: Mixer
-    ffn_norm: torch.Tensor
+    ffn_norm: RMSNorm
     ffn: FeedForward
     attention_residual: Residual = added
     ffn_residual: Residual = added
@@ -52,9 +52,8 @@ class Decoder:
         *,
         embedding: Embedding,
         layers: Sequence[Layer],
-        norm: torch.Tensor,
+        norm: RMSNorm,
         head: Head,
-        norm_eps: float,
         comm: Communicator,
         num_streams: int = 1,
     ) -> None:
@@ -63,7 +62,6 @@ class Decoder:
         self.layers = layers
         self.norm = norm
         self.head = head
-        self.norm_eps = norm_eps
         self.comm = comm
         self.num_streams = num_streams
 
@@ -82,16 +80,12 @@ class Decoder:
         return x.mean(1) if self.num_streams > 1 else x
 
     def _attention(self, layer: Layer, step: _Running, x: torch.Tensor) -> torch.Tensor:
-        h = self._normed(x, layer.attention_norm)
-        share, step.selection = layer.attention(h, step.rows, step.selection)
+        share, step.selection = layer.attention(layer.attention_norm(x), step.rows, step.selection)
         return self.comm.all_reduce(share)
 
     def _ffn(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
-        return self.comm.all_reduce(layer.ffn(self._normed(x, layer.ffn_norm)))
+        return self.comm.all_reduce(layer.ffn(layer.ffn_norm(x)))
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Hidden states [n, hidden] -> this rank's logits [n, tokens here] fp32."""
-        return self.head(self._normed(x, self.norm))
-
-    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, weight, self.norm_eps)
+        return self.head(self.norm(x))

@@ -68,7 +68,7 @@ def load_rank(
 def _shard_parts(
     checkpoint: Checkpoint, spec: ModelSpec, layer: int, *, ranks: int, shard: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, view of the mapped file) of each tensor of one layer's shard; `o` transposed."""
+    """(name, view of the mapped file) of each tensor of one layer's shard; of `o` the columns."""
     att, prefix = spec.attention, f"{layer_prefix(layer)}self_attn."
     heads = portion(att.num_heads, shard, ranks)
     if isinstance(att, MLASpec):
@@ -77,7 +77,7 @@ def _shard_parts(
         yield "q", checkpoint.slice(f"{prefix}{q_name}.weight", rows=q_rows)
         kv_rows = _scaled(heads, att.nope_dim + att.v_dim)
         yield "kv_b", checkpoint.slice(f"{prefix}kv_b_proj.weight", rows=kv_rows)
-        yield "o", checkpoint.slice(f"{prefix}o_proj.weight", columns=_scaled(heads, att.v_dim)).t()
+        yield "o", checkpoint.slice(f"{prefix}o_proj.weight", columns=_scaled(heads, att.v_dim))
         return
     groups = spec.kv_groups(ranks)
     kv_heads = portion(att.num_kv_heads, shard * groups // ranks, groups)
@@ -88,7 +88,7 @@ def _shard_parts(
     }
     for name, part in rows.items():
         yield name, checkpoint.slice(f"{prefix}{name}_proj.weight", rows=part)
-    yield "o", checkpoint.slice(f"{prefix}o_proj.weight", columns=rows["q"]).t()
+    yield "o", checkpoint.slice(f"{prefix}o_proj.weight", columns=rows["q"])
     if att.bias:
         for name, part in rows.items():
             yield f"{name}_bias", checkpoint.slice(f"{prefix}{name}_proj.bias", rows=part)

@@ -65,16 +65,11 @@ def rotate(x: torch.Tensor, rows: RopeRows, *, out: torch.Tensor) -> None:
         torch.mul(x, rows.cos, out=out)
         out.addcmul_(swapped, rows.sin)
     elif out is x and x.dtype == torch.float32:
-        _pairs(x).mul_(rows.cis)
+        x.view(torch.complex64).mul_(rows.cis)
     elif x.dtype == torch.float32:
-        torch.mul(_pairs(x), rows.cis, out=_pairs(out))
+        torch.mul(x.view(torch.complex64), rows.cis, out=out.view(torch.complex64))
     else:
-        out.copy_(torch.view_as_real(_pairs(x.float()) * rows.cis).flatten(-2))
-
-
-def _pairs(x: torch.Tensor) -> torch.Tensor:
-    """[..., dim] seen as [..., dim/2] complex numbers."""
-    return torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+        out.copy_((x.float().view(torch.complex64) * rows.cis).view(torch.float32))
 
 
 def inverse_frequencies(spec: RopeSpec) -> torch.Tensor:

@@ -260,8 +260,8 @@ class ModelSpec:
     def shard_tensors(self, ranks: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """The switchable attention weights of one of `attention_layers` and one head shard, in slot order.
 
-        Run-time form, head-major: rows are output features of the shard's heads; `o` is [heads * v, hidden],
-        transposed.
+        Run-time form: rows are output features of the shard's heads; of `o` [hidden, heads * v] they are the hidden
+        features, and its columns are the shard's.
         MLA: `kv_b` is [heads, nope + v, latent]; W_UK and W_UV are views of it.
         GQA: k and v are those of the shard's KV group (stored T/G times over all shards).
         """
@@ -272,14 +272,14 @@ class ModelSpec:
             return (
                 ("q", (heads * (att.nope_dim + att.rope_dim), q_in)),
                 ("kv_b", (heads, att.nope_dim + att.v_dim, att.kv_lora_rank)),
-                ("o", (heads * att.v_dim, d)),
+                ("o", (d, heads * att.v_dim)),
             )
         kv_rows = self.kv_heads_per_group(ranks) * att.head_dim
         tensors: tuple[tuple[str, tuple[int, ...]], ...] = (
             ("q", (heads * att.head_dim, d)),
             ("k", (kv_rows, d)),
             ("v", (kv_rows, d)),
-            ("o", (heads * att.head_dim, d)),
+            ("o", (d, heads * att.head_dim)),
         )
         if att.bias:
             tensors += (("q_bias", (heads * att.head_dim,)), ("k_bias", (kv_rows,)), ("v_bias", (kv_rows,)))

@@ -279,6 +279,7 @@ def _start(size: int, address: str, threads: int) -> subprocess.Popen[bytes]:
     env = with_variables(
         PYTHONPATH=path,
         OMP_NUM_THREADS=str(threads),
+        OPENBLAS_NUM_THREADS=str(threads),
         MKL_NUM_THREADS=str(threads),
         THP_MEM_ALLOC_ENABLE="1",  # torch's large tensors, and
         GLIBC_TUNABLES="glibc.malloc.hugetlb=1",  # everything else on huge pages: a step took 3 % less

@@ -13,7 +13,7 @@ from splash.model.attention.projection import Projected, sum_of_shards
 from splash.model.attention.rows import AttentionRows
 from splash.model.attention.weights import GQAShard, GQAWeights
 from splash.model.layers.linear import linear
-from splash.model.layers.norm import rms_norm
+from splash.model.layers.norm import RMSNorm
 from splash.model.rope import RopeRows, rotate
 from splash.spec.model import GQASpec
 
@@ -35,21 +35,19 @@ class GQAProjection:
         self.shards = shards
         self.rank = rank
         self.topo = topo
-        self.norm_eps = norm_eps
         self.groups = topo.groups
         self.num_heads = spec.num_heads
         self.out_bias = weights.o_bias
         self.query_dim = self.output_dim = spec.head_dim
         self.heads = spec.num_heads // topo.ranks
         self.kv_heads = spec.num_kv_heads // topo.groups
-        self._qk_norm = self._stacked_norm()
-
-    def _stacked_norm(self) -> torch.Tensor | None:
-        """[own heads + KV heads of a group, head_dim]: q_norm and k_norm as one multiplication."""
-        q, k = self.weights.q_norm, self.weights.k_norm
-        if q is None or k is None:
-            return None
-        return torch.cat([q.expand(self.heads, -1), k.expand(self.kv_heads, -1)])
+        self._q_norm = self._k_norm = self._qk_norm = None
+        if weights.q_norm is not None and weights.k_norm is not None:
+            self._q_norm, self._k_norm = (
+                RMSNorm(norm, norm_eps) for norm in (weights.q_norm, weights.k_norm)
+            )
+            own = [weights.q_norm.expand(self.heads, -1), weights.k_norm.expand(self.kv_heads, -1)]
+            self._qk_norm = RMSNorm(torch.cat(own), norm_eps)
 
     def project(self, h: torch.Tensor, rows: AttentionRows) -> Projected:
         q, k, v = self._project_own(h[: rows.num_sharded], rows.rope_sharded)
@@ -64,7 +62,9 @@ class GQAProjection:
         heads, n = self.heads, h.shape[0]
         shard = self.shards[self.rank]
         qkv = linear(h, shard.qkv, _bias(shard, 0, 3)).view(n, heads + 2 * self.kv_heads, self.spec.head_dim)
-        qk = self._normed(qkv[:, : heads + self.kv_heads])
+        qk = qkv[:, : heads + self.kv_heads]
+        if self._qk_norm is not None:
+            self._qk_norm(qk, out=qk)
         rotate(qk, rope, out=qk)
         return qk[:, :heads], qk[:, heads:].flatten(1), qkv[:, heads + self.kv_heads :].flatten(1)
 
@@ -77,8 +77,8 @@ class GQAProjection:
         for j, shard in enumerate(self.shards):
             queries[:, j] = linear(h, shard.qkv[:width], _bias(shard, 0, 1))
         queries = queries.view(n, self.spec.num_heads, self.spec.head_dim)
-        if self.weights.q_norm is not None:
-            queries = rms_norm(queries, self.weights.q_norm, self.norm_eps)
+        if self._q_norm is not None:
+            self._q_norm(queries, out=queries)
         rotate(queries, rope, out=queries)
         return queries
 
@@ -96,20 +96,14 @@ class GQAProjection:
             kv = linear(h, shard.qkv[first:], _bias(shard, 1, 3))
             both[:, group] = kv.view(n, 2 * self.kv_heads, -1)
         keys = both[:, :, : self.kv_heads].reshape(n, self.groups * self.kv_heads, -1)
-        if self.weights.k_norm is not None:
-            keys = rms_norm(keys, self.weights.k_norm, self.norm_eps)
+        if self._k_norm is not None:
+            self._k_norm(keys, out=keys)
         rotate(keys, rope, out=keys)
         values = both[:, :, self.kv_heads :].reshape(n * self.groups, -1)
         return torch.cat([k, keys.view(n * self.groups, -1)]), torch.cat([v, values])
 
-    def _normed(self, qk: torch.Tensor) -> torch.Tensor:
-        """q_norm and k_norm of own queries and keys, if the model has them."""
-        if self._qk_norm is None:
-            return qk
-        return rms_norm(qk, None, self.norm_eps).mul_(self._qk_norm)
-
     def finish_own(self, outputs: torch.Tensor) -> torch.Tensor:
-        return linear(outputs.flatten(1), self.shards[self.rank].o.t())
+        return linear(outputs.flatten(1), self.shards[self.rank].o)
 
     def finish_full(self, outputs: torch.Tensor) -> torch.Tensor:
         n = outputs.shape[0]

@@ -12,7 +12,7 @@ from splash.model.attention.projection import Projected, sum_of_shards
 from splash.model.attention.rows import AttentionRows
 from splash.model.attention.weights import MLAShard, MLAWeights
 from splash.model.layers.linear import heads_matmul, linear
-from splash.model.layers.norm import rms_norm
+from splash.model.layers.norm import RMSNorm
 from splash.model.rope import RopeRows, rotate
 from splash.spec.model import MLASpec
 
@@ -30,6 +30,8 @@ class MLAProjection:
         self.out_bias: torch.Tensor | None = None
         self.query_dim = spec.latent_dim
         self.output_dim = spec.kv_lora_rank
+        self._q_norm = None if weights.q_norm is None else RMSNorm(weights.q_norm, spec.latent_eps)
+        self._kv_norm = RMSNorm(weights.kv_norm, spec.latent_eps)
 
     def project(self, h: torch.Tensor, rows: AttentionRows) -> Projected:
         """The latents of all rows are computed on every rank, queries where the row's class says."""
@@ -43,15 +45,14 @@ class MLAProjection:
     def _split(self, h: torch.Tensor, a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What queries are made of [n, q_in], and raw latents [n, latent + rope]."""
         rank = self.spec.q_lora_rank
-        if rank is None:
+        if rank is None or self._q_norm is None:
             return h, a
-        assert self.weights.q_norm is not None
-        return rms_norm(a[:, :rank], self.weights.q_norm, self.spec.latent_eps), a[:, rank:]
+        return self._q_norm(a[:, :rank]), a[:, rank:]
 
     def _finish_latents(self, latents: torch.Tensor, rope: RopeRows) -> None:
         """Norm of the latent part, rotation of the key part, in place."""
         content = latents[:, : self.spec.kv_lora_rank]
-        content.copy_(rms_norm(content, self.weights.kv_norm, self.spec.latent_eps))
+        self._kv_norm(content, out=content)
         key = latents[:, None, self.spec.kv_lora_rank :]
         rotate(key, rope, out=key)
 

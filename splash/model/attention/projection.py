@@ -55,8 +55,8 @@ class Projection(Protocol):
 
 
 def sum_of_shards(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Σ_j x[:, j] @ weights[j]: `x` [n, shards, in], weights [in, out] each."""
-    total = linear(x[:, 0], weights[0].t())
+    """Σ_j x[:, j] @ weights[j] transposed: `x` [n, shards, in], weights [out, in] each."""
+    total = linear(x[:, 0], weights[0])
     for j in range(1, len(weights)):
-        total += linear(x[:, j], weights[j].t())
+        total += linear(x[:, j], weights[j])
     return total

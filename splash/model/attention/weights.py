@@ -18,7 +18,7 @@ class MLAShard:
     w_uv: torch.Tensor
     """[h, v, latent]: a latent output into value space."""
     o: torch.Tensor
-    """[h * v, hidden]"""
+    """[hidden, h * v]"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class GQAShard:
     biases: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
     """Of q, k and v."""
     o: torch.Tensor
-    """[h * d, hidden]"""
+    """[hidden, h * d]"""
 
 
 @dataclass(frozen=True, slots=True)

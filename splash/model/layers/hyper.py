@@ -47,7 +47,7 @@ class HyperConnection:
     def _weights(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Of each row: collapse [N, s], spread [N, s] and mix [N, s, s] (from stream, to stream), fp32."""
         s = self.spec.streams
-        raw = linear(rms_norm(x.flatten(1).float(), None, self.norm_eps), self.weights.fn)
+        raw = linear(rms_norm(x.flatten(1).float(), self.norm_eps), self.weights.fn)
         raw = torch.addcmul(self.weights.base, raw, self._scale)
         collapse, spread, mix = raw.split([s, s, s * s], dim=-1)
         return collapse.sigmoid() + self.spec.eps, 2 * spread.sigmoid(), self._balanced(mix.view(-1, s, s))

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from splash.model.layers import delta
 from splash.model.layers.linear import linear
-from splash.model.layers.norm import rms_norm
+from splash.model.layers.norm import RMSNorm
 from splash.model.recurrent import RecurrentRows, StateRows, StateViews
 from splash.model.weights import KDAWeights
 from splash.spec.model import KDASpec
@@ -29,10 +29,10 @@ class KDA:
         self.weights = weights
         self.states = states
         self.layer = layer
-        self.norm_eps = norm_eps
         self.heads = weights.decay.shape[0]
         self.width = self.heads * spec.head_dim
         self.taps = spec.conv_kernel - 1
+        self._norm = RMSNorm(weights.o_norm, norm_eps)
 
     def __call__(self, h: torch.Tensor, rows: RecurrentRows) -> torch.Tensor:
         """`h` [N, hidden], normed and replicated -> this rank's share [N, hidden]."""
@@ -88,7 +88,7 @@ class KDA:
 
     def _gated(self, out: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Norm of each head's output, times the sigmoid of its gate -> [n, heads, head_dim] in the gate's type."""
-        normed = rms_norm(out, self.weights.o_norm, self.norm_eps)
+        normed = self._norm(out)
         gates = linear(gate, self.weights.g_b).float().sigmoid_()
         return normed.mul_(gates.view_as(normed)).to(gate.dtype)
 

@@ -1,43 +1,54 @@
 """Matrix products of the model, in whatever form is fastest where they run.
 
-In fp32 on a CPU, torch's own `linear` may be a library that does not use the machine's widest vectors; oneDNN,
-which torch has too, was 1.5 to 2.5 times as fast at 2 to 128 rows (measured on a 2-core Zen 5, torch 2.13). It
-compiles a kernel for each shape (about half a millisecond), so rows are padded to a few counts.
+In fp32 on a CPU, torch's own products may come from a library that does not use the machine's widest vectors and
+reads a matrix for one row at half the speed of the memory. Two others are at hand (docs/adr/0004): oneDNN, which torch
+has too, for several rows and for weights in the memory order that it likes best (`packed`); and numpy's BLAS for one
+row and for products by head. oneDNN compiles a kernel for each shape (about half a millisecond), so rows are padded to
+a few counts.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 EXACT_ROWS = 4
 """So few rows are never padded."""
-CACHE_WAY_BYTES = 4096
-"""Rows of a matrix at multiples of this distance fall into the same cache sets."""
-SMALL = 1 << 19
+PACKING_ROWS = 16
+"""Rows that oneDNN is told to expect when it orders a matrix; what it chooses is the fastest form from 1 to 64."""
+SMALL_MATRIX = 1 << 16
+"""Smaller matrices are neither packed nor worth another library's call."""
+SMALL_PRODUCT = 1 << 19
 """Products of so few multiplications cost less than oneDNN's call (10 µs)."""
 LOOP_ROWS = 48
-"""From so many rows on, one product a head is faster than a batched one."""
+"""From so many rows on, one oneDNN product a head is faster than numpy's loop over heads."""
 
-_HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+_HAS_ONEDNN = torch.backends.mkldnn.is_available() and all(
+    hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight")
+)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """`x` [n, in] @ `weight` [out, in] transposed, plus `bias` [out] -> [n, out]. Any strides."""
+    """`x` [n, in] @ `weight` [out, in] transposed, plus `bias` [out] -> [n, out]. Any strides, or `packed`."""
     n = x.shape[0]
-    if not _uses_onednn(x) or not _suits_onednn(weight, n):
+    if weight.is_mkldnn:
+        return _onednn(x, weight, bias) if n else x.new_empty(0, weight.shape[0])
+    if not _is_plain(x) or weight.numel() < SMALL_MATRIX or not _is_dense(weight):
         return F.linear(x, weight, bias)
-    padded = bucket(n)
-    if padded == n:
-        return _onednn(x, weight, bias)
-    return _onednn(F.pad(x, (0, 0, 0, padded - n)), weight, bias)[:n]
+    if n == 1:
+        row = torch.from_numpy(x.numpy() @ weight.numpy().T)
+        return row if bias is None else row.add_(bias)
+    if not _HAS_ONEDNN or n * weight.numel() < SMALL_PRODUCT:
+        return F.linear(x, weight, bias)
+    return _onednn(x, weight, bias)
 
 
 def packed(weight: torch.Tensor) -> torch.Tensor:
-    """The same matrices [..., out, in] in the memory order that `linear` prefers; call it once, when loading."""
-    if not _uses_onednn(weight) or weight.shape[-2] * weight.itemsize % CACHE_WAY_BYTES == 0:
-        return weight  # its columns would collide
-    return weight.transpose(-1, -2).contiguous().transpose(-1, -2)
+    """The same matrix [out, in] as `linear` prefers it, of an opaque layout; call it once, when loading."""
+    if not _is_plain(weight) or not _HAS_ONEDNN or weight.numel() < SMALL_MATRIX:
+        return weight
+    return torch.ops.mkldnn._reorder_linear_weight(weight, PACKING_ROWS)
 
 
 def bucket(n: int) -> int:
@@ -50,27 +61,30 @@ def bucket(n: int) -> int:
 
 def heads_matmul(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor) -> None:
     """Per head `x` [n, heads, in] @ `weight` [heads, in, m] -> `out` [n, heads, m]. Any strides."""
-    if x.shape[0] < LOOP_ROWS or not _uses_onednn(x):
+    if not _is_plain(x):
         torch.bmm(x.transpose(0, 1), weight, out=out.transpose(0, 1))
-        return
-    for head in range(x.shape[1]):
-        out[:, head] = linear(x[:, head], weight[head].t())
+    elif x.shape[0] < LOOP_ROWS:
+        np.matmul(x.transpose(0, 1).numpy(), weight.numpy(), out=out.transpose(0, 1).numpy())
+    else:
+        for head in range(x.shape[1]):
+            out[:, head] = linear(x[:, head], weight[head].t())
 
 
-def _suits_onednn(weight: torch.Tensor, n: int) -> bool:
-    """Large enough, dense (else it takes a path 100 times as slow), and not with few rows and colliding columns."""
+def _is_plain(x: torch.Tensor) -> bool:
+    """Whether numpy can see it and oneDNN multiply it: fp32 in this process's memory, at least one row."""
+    return x.dtype is torch.float32 and x.device.type == "cpu" and x.shape[0] > 0
+
+
+def _is_dense(weight: torch.Tensor) -> bool:
+    """By rows or by columns; oneDNN takes a path 100 times as slow for others."""
     num_out, num_in = weight.shape
-    if n * num_in * num_out < SMALL:
-        return False
-    if weight.stride() == (num_in, 1):
-        return True
-    collides = num_out * weight.itemsize % CACHE_WAY_BYTES == 0
-    return weight.stride() == (1, num_out) and (n > EXACT_ROWS or not collides)
-
-
-def _uses_onednn(x: torch.Tensor) -> bool:
-    return _HAS_ONEDNN and x.dtype is torch.float32 and x.device.type == "cpu" and x.shape[0] > 0
+    return weight.stride() in ((num_in, 1), (1, num_out))
 
 
 def _onednn(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    n = x.shape[0]
+    rows = bucket(n)
+    if rows == n:
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    padded = F.pad(x, (0, 0, 0, rows - n))
+    return torch.ops.mkldnn._linear_pointwise(padded, weight, bias, "none", [], "")[:n]

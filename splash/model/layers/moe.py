@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -46,27 +47,27 @@ class Router:
 class MoE:
     """This rank's share of the routed and shared experts; one closing all-reduce adds both.
 
-    `gate_up` [experts here, 2 * ffn, hidden], `down` [experts here, hidden, ffn]: experts
-    [first, first + experts here). `limit` as in `gated`.
+    `gate_up` [2 * ffn, hidden] each, `down` [hidden, ffn] each: of experts [first, first + experts here). `limit` as in
+    `gated`.
     """
 
     def __init__(
         self,
         router: Router,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
+        gate_up: Sequence[torch.Tensor],
+        down: Sequence[torch.Tensor],
         *,
         first: int,
         shared: MLP | None,
         limit: float | None = None,
     ) -> None:
         self.router = router
-        self.gate_up = gate_up.unbind(0)
-        self.down = down.unbind(0)
+        self.gate_up = gate_up
+        self.down = down
         self.shared = shared
         self.limit = limit
         self._here = range(first, first + len(self.gate_up))
-        self._edges = torch.arange(first, first + len(self.gate_up) + 1, device=gate_up.device)
+        self._edges = torch.arange(first, first + len(self.gate_up) + 1, device=router.weight.device)
 
     def __call__(self, h: torch.Tensor) -> torch.Tensor:
         """[n, hidden] -> [n, hidden]"""
