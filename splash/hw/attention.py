@@ -4,41 +4,47 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from splash.hw import ops
+from splash.hw.figures import Figure, least, most
 from splash.hw.precision import Precision
 from splash.hw.profile import HardwareProfile, Prefill
 from splash.hw.rows import num_attention_layers, num_indexers
 from splash.spec.model import GQASpec, MLASpec, ModelSpec
-
-Figure = Any
-"""Numbers or seconds: a float, or an array."""
 
 SCORE_BYTES = 4
 ROUNDING = 1e-9
 
 
 class PromptReads:
-    """What the chunks of one kind have to attend to, by rank: each an array over the ranks."""
+    """What the chunks of one kind have to attend to: a number where all ranks are alike, else an array over them."""
 
-    def __init__(self, ranks: int, prefill: Prefill) -> None:
+    def __init__(self, prefill: Prefill) -> None:
         """`prefill`: the kernel, which computes pairs in whole tiles."""
         self._prefill = prefill
-        self.pairs, self.selected, self.rows, self.tokens, self.longest, self.projected = np.zeros((6, ranks))
-        """Causal (row, token) pairs; those kept by sparse attention; rows of which they are; tokens so far, in all and
-        of the longest prompt; rows whose queries this rank projects."""
+        self.pairs: Figure = 0.0
+        """Causal (row, token) pairs."""
+        self.selected: Figure = 0.0
+        """Those kept by sparse attention."""
+        self.rows: Figure = 0.0
+        """Of which they are."""
+        self.tokens: Figure = 0.0
+        """So far, of all prompts."""
+        self.longest: Figure = 0.0
+        """Tokens so far of the longest prompt."""
+        self.projected: Figure = 0.0
+        """Rows whose queries this rank projects."""
 
     def add(
-        self, start: int, count: int, keeps: float, *, share: float, on: int | slice, projected: int = 0
+        self, start: int, count: int, keeps: float, *, share: float, on: Figure, projected: int = 0
     ) -> None:
-        """A chunk, of whose (row, token) pairs each rank of `on` has `share`, and projects queries of so many rows."""
-        self.pairs[on] += share * ops.prefill_pairs(self._prefill, count, start)
-        self.selected[on] += share * selected_pairs(start, count, keeps)
-        self.rows[on] += count
-        self.tokens[on] += start + count
-        self.longest[on] = np.maximum(self.longest[on], start + count)
-        self.projected[on] += projected
+        """A chunk, of whose (row, token) pairs each rank has `share`, and projects queries of so many rows: every rank
+        (`on` is 1), or those where `on` has a one."""
+        self.pairs = self.pairs + on * (share * ops.prefill_pairs(self._prefill, count, start))
+        self.selected = self.selected + on * (share * selected_pairs(start, count, keeps))
+        self.rows = self.rows + on * count
+        self.tokens = self.tokens + on * (start + count)
+        self.longest = most(self.longest, on * (start + count))
+        self.projected = self.projected + on * projected
 
 
 class AttentionCost:
@@ -98,14 +104,14 @@ class AttentionCost:
         if absorbed:
             return seconds
         absorbing = self._absorbing_s(att, reads.projected, whole=whole)
-        return np.minimum(seconds + absorbing, self._unabsorbed_s(att, reads, whole=whole))
+        return least(seconds + absorbing, self._unabsorbed_s(att, reads, whole=whole))
 
     def scoring_s(self, reads: PromptReads) -> Figure:
         """The indexers, of chunks: scores as one matrix product, which the selection writes and reads once."""
         index = self._spec.indexer
         if index is None:
             return 0.0
-        keys = reads.pairs / np.maximum(reads.rows, 1.0) / index.pool
+        keys = reads.pairs / most(reads.rows, 1.0) / index.pool
         product = ops.gemm_s(
             self._profile, reads.rows * index.num_heads, keys, index.head_dim, self._precision.attention
         )
@@ -118,7 +124,7 @@ class AttentionCost:
         prefill = (
             attention.gqa_prefill if isinstance(self._spec.attention, GQASpec) else attention.mla_prefill
         )
-        return PromptReads(self._ranks, prefill)
+        return PromptReads(prefill)
 
     @property
     def keeps(self) -> float:

@@ -7,16 +7,16 @@ a step takes as long as its slowest rank.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from splash.hw import ops
 from splash.hw.attention import AttentionCost, PromptReads, chooses
+from splash.hw.figures import Figure, least
 from splash.hw.precision import Precision
 from splash.hw.profile import HardwareProfile
-from splash.hw.rows import HeadTables, Seconds, num_attention_layers, num_indexers, row_tables
+from splash.hw.rows import HeadTables, num_attention_layers, num_indexers, row_tables
 from splash.layout.layouts import CP, DCP, DOP, DP, Placement
 from splash.layout.rows import Method
 from splash.layout.work import DecodeRows, PromptRows, Work, may_scatter
@@ -29,9 +29,6 @@ CANDIDATE_BYTES = 8
 """Score and position of a key that a holder of the history proposes where others attend too."""
 KDA_CHUNK = 64
 """Tokens that the chunked form of a KDA prompt takes at a time."""
-
-Figure = Any
-"""Seconds: a float, or an array with one value a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +44,8 @@ class StepCost:
 
     @property
     def total(self) -> Figure:
-        return sum(getattr(self, part.name) for part in fields(self))
+        attending = self.projections + self.attention + self.exchange
+        return attending + self.experts + self.collectives + self.overhead
 
 
 class CostModel:
@@ -80,18 +78,20 @@ class CostModel:
         self._scattered = scattered and spec.kda is None
         self._layers = num_attention_layers(spec)
         self._indexers = num_indexers(spec)
+        self._alone = np.eye(ranks)
+        """By rank, a one for itself."""
 
     def step(self, work: Work) -> StepCost:
         """Seconds of `work`; where its contexts are arrays over steps, so are the results."""
         tables, num_rows = self._tables, work.num_rows
         rows, traffic = _Rows(self.ranks), _Traffic()
         attended = self._decodes(work.decodes, rows, traffic) + self._prompts(work.prompts, rows, traffic)
-        projected = rows.whole_s(tables.whole)
-        slowest = np.max(projected + attended, axis=-1)
-        alike, closing = self._rows_between(rows, num_rows, divisible=may_scatter(work, self.ranks))
+        by_rank = rows.whole_s(tables.whole)
+        projected = max(by_rank)
+        alike, closing = self._rows_between(work, rows)
         return StepCost(
-            projections=alike + rows.shard_s(tables.shard) + np.max(projected),
-            attention=slowest - np.max(projected) + self._recurrent_s(work),
+            projections=alike + rows.shard_s(tables.shard) + projected,
+            attention=_slowest(by_rank, attended) - projected + self._recurrent_s(work),
             exchange=self._exchange_s(traffic),
             experts=tables.ffn[num_rows],
             collectives=closing,
@@ -120,20 +120,25 @@ class CostModel:
     # ---- parts
 
     def _decodes(self, decodes: Iterable[DecodeRows], rows: _Rows, traffic: _Traffic) -> Figure:
-        """Attention seconds of the decode rows, [..., ranks]."""
-        reads = {placement: _Reads(self.ranks) for placement in Placement}
+        """Attention seconds of the decode rows: of all ranks alike, or [..., ranks]."""
+        reads: dict[Placement, _Reads] = {}
         for group in decodes:
             rows.add(group.at.layout.name, group.at.home, group.rows, Method.EXCHANGE, absorbed=True)
             traffic.add(self._wire, group.at.layout.name, group.at.home, group.rows, self.ranks)
             if group.at.layout.placement is Placement.STRIPED:
                 proposed = self._proposed(group.rows, group.context / group.rows, self.ranks)
                 traffic.candidates = traffic.candidates + chooses(group.selected, group.context) * proposed
-            reads[group.at.layout.placement].add(group)
-        seconds: Figure = np.zeros(self.ranks)
-        for placement, read in reads.items():
-            if any(read.rows):
+            placement = group.at.layout.placement
+            if placement not in reads:
+                reads[placement] = _Reads(self.ranks)
+            reads[placement].add(group)
+        seconds: Figure = 0.0
+        for placement in Placement:
+            if placement in reads:
                 whole = placement is not Placement.BY_HEAD
-                seconds = seconds + self._attention.decode_s(*read.by_rank(placement), whole=whole)
+                seconds = seconds + self._attention.decode_s(
+                    *reads[placement].by_rank(placement), whole=whole
+                )
         return seconds
 
     def _prompts(self, prompts: Sequence[PromptRows], rows: _Rows, traffic: _Traffic) -> Figure:
@@ -158,10 +163,10 @@ class CostModel:
             read = reads[kind] = reads.get(kind) or self._attention.prompts()
             share = 1 / self.ranks if divided else 1.0
             projected = -(-chunk.count // self.ranks) if divided else chunk.count
-            on = home if at_owner else slice(None)
+            on = self._alone[home] if at_owner else 1.0
             read.add(chunk.start, chunk.count, keeps, share=share, on=on, projected=projected)
             self._score(chunk, scores, traffic)
-        seconds = np.zeros(self.ranks)
+        seconds: Figure = 0.0
         for (whole, absorbed), read in reads.items():
             seconds = seconds + self._attention.prompt_s(read, whole=whole, absorbed=absorbed)
         return seconds + self._attention.scoring_s(scores)
@@ -173,24 +178,24 @@ class CostModel:
         if chunk.start + chunk.count <= keeps:
             return
         if layout.placement is Placement.STRIPED:
-            scores.add(chunk.start, chunk.count, keeps, share=1 / self.ranks, on=slice(None))
+            scores.add(chunk.start, chunk.count, keeps, share=1 / self.ranks, on=1.0)
             traffic.candidates += self._proposed(chunk.count, chunk.start + chunk.count, self.ranks)
         elif layout.placement is Placement.OWNER:
-            scores.add(chunk.start, chunk.count, keeps, share=1.0, on=chunk.at.home)
+            scores.add(chunk.start, chunk.count, keeps, share=1.0, on=self._alone[chunk.at.home])
             if chunk.method is Method.GATHER:
                 traffic.candidates += self._proposed(chunk.count, chunk.start + chunk.count, 1)
         else:
-            scores.add(chunk.start, chunk.count, keeps, share=1.0, on=slice(None))
+            scores.add(chunk.start, chunk.count, keeps, share=1.0, on=1.0)
 
-    def _rows_between(self, rows: _Rows, num_rows: int, *, divisible: bool) -> tuple[float, float]:
+    def _rows_between(self, work: Work, rows: _Rows) -> tuple[float, float]:
         """What a rank computes of each of its rows whatever the layout, and the collectives that close layers: with all
         rows on every rank, or divided where they may be and that is faster."""
-        tables = self._tables
-        replicated = float(tables.replicated[num_rows]), float(tables.closing[num_rows])
-        if not (self._scattered and divisible):
+        tables, num_rows = self._tables, work.num_rows
+        replicated = tables.replicated[num_rows], tables.closing[num_rows]
+        if not (self._scattered and may_scatter(work, self.ranks)):
             return replicated
         own = max(rows.own_rows(), -(-num_rows // self.ranks))
-        scattered = float(tables.replicated[own]), float(tables.scattered_closing[num_rows])
+        scattered = tables.replicated[own], tables.scattered_closing[num_rows]
         return min(replicated, scattered, key=sum)
 
     def _gathered(self, chunk: PromptRows) -> tuple[str, float]:
@@ -208,7 +213,7 @@ class CostModel:
         index = self.spec.indexer
         if index is None:
             return 0.0
-        offered = np.minimum(index.top_keys, length / index.pool / holders)
+        offered = least(index.top_keys, length / index.pool / holders)
         return max(1, holders - 1) * rows * offered * CANDIDATE_BYTES
 
     def _recurrent_s(self, work: Work) -> Figure:
@@ -243,7 +248,7 @@ class CostModel:
 
     def _overhead_s(self, work: Work) -> float:
         host = self.profile.host
-        seconds = host.step_overhead.value + float(self._tables.head[work.sampled])
+        seconds = host.step_overhead.value + self._tables.head[work.sampled]
         if host.request_overhead is not None:
             seconds += host.request_overhead.value * work.sampled
         if host.layer_overhead is not None:
@@ -326,12 +331,13 @@ class _Rows:
         return max(self.whole["o"])
 
     def shard_s(self, tables: HeadTables) -> float:
-        return sum(float(getattr(tables, part)[n]) for part, n in self.shard.items())
+        shard = self.shard
+        return tables.q[shard["q"]] + tables.uk[shard["uk"]] + tables.uv[shard["uv"]] + tables.o[shard["o"]]
 
-    def whole_s(self, tables: HeadTables) -> Seconds:
+    def whole_s(self, tables: HeadTables) -> list[float]:
         """By rank."""
-        used = [getattr(tables, part)[n] for part, n in self.whole.items() if any(n)]
-        return sum(used, start=np.zeros(self._ranks))
+        by_part = zip(*(self.whole[part] for part in PARTS), strict=True)
+        return [tables.q[q] + tables.uk[uk] + tables.uv[uv] + tables.o[o] for q, uk, uv, o in by_part]
 
 
 class _Reads:
@@ -350,19 +356,30 @@ class _Reads:
         self._selected[home] = self._selected[home] + group.selected
 
     def by_rank(self, placement: Placement) -> tuple[Figure, Figure, Figure]:
-        """Rows, context and selected tokens that each rank attends over: [..., ranks]."""
+        """Rows, context and selected tokens that each rank attends over: numbers where one step's ranks are alike, else
+        [..., ranks], or [..., 1] where those of several steps are."""
         if placement is Placement.OWNER:
             return np.array(self.rows), _stacked(self._context), _stacked(self._selected)
         share = self._ranks if placement is Placement.STRIPED else 1
-        everywhere = np.ones(self._ranks)
-        context = np.multiply.outer(sum(self._context) / share, everywhere)
-        return (
-            sum(self.rows) * everywhere,
-            context,
-            np.multiply.outer(sum(self._selected) / share, everywhere),
-        )
+        context, selected = sum(self._context) / share, sum(self._selected) / share
+        return sum(self.rows), _each_rank(context), _each_rank(selected)
 
 
 def _stacked(values: list[Figure]) -> Figure:
     """[..., ranks] of one value, or one array over steps, by rank."""
-    return np.stack(np.broadcast_arrays(*values), axis=-1)
+    if any(isinstance(value, np.ndarray) for value in values):
+        return np.stack(np.broadcast_arrays(*values), axis=-1)
+    return np.array(values)
+
+
+def _each_rank(value: Figure) -> Figure:
+    """A value, or an array over steps, that all ranks have."""
+    return value[..., np.newaxis] if isinstance(value, np.ndarray) else value
+
+
+def _slowest(projected: list[float], attended: Figure) -> Figure:
+    """Seconds of the slowest rank, of one step or of each: all ranks alike, or [..., ranks]."""
+    if not isinstance(attended, np.ndarray):
+        return max(projected) + attended
+    slowest = np.max(np.array(projected) + attended, axis=-1)
+    return slowest if slowest.ndim else float(slowest)

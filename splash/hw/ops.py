@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import numpy as np
 import numpy.typing as npt
 
+from splash.hw.figures import least, most, root
 from splash.hw.profile import (
     Decode,
     Experts,
@@ -195,8 +195,7 @@ def _decode(
 ) -> Seconds:
     compute = 2.0 * kv_tokens * _round_up(heads, _multiple(decode)) * width / _by_heads(decode, heads)
     num_bytes = kv_tokens * token_bytes + rows * heads * width * ACTIVATION_BYTES["bfloat16"]
-    one_row = kv_tokens / (rows + (rows == 0)) * _value(decode.per_token)
-    read = _overlap(compute, num_bytes / decode.bandwidth.value, one_row)
+    read = _overlap(compute, num_bytes / decode.bandwidth.value, _one_row(rows, kv_tokens, decode.per_token))
     fixed = decode.fixed.value
     merge = _value(decode.split) * read / (read + fixed)
     each = _value(decode.per_row) + heads * _value(decode.per_head)
@@ -210,6 +209,11 @@ def _by_heads(decode: Decode, heads: Count) -> Count:
     flops = np.array([kernel.value for kernel in decode.by_heads.values()] + [decode.flops.value])
     narrowest: Count = flops[np.searchsorted(list(decode.by_heads), heads)]
     return narrowest
+
+
+def _one_row(rows: Count, kv_tokens: Count, per_token: Quantity | None) -> Seconds:
+    """Of walking along the context of one of `rows` rows, as long as the others."""
+    return 0.0 if per_token is None else kv_tokens / (rows + (rows == 0)) * per_token.value
 
 
 def _multiple(decode: Decode) -> float:
@@ -237,8 +241,7 @@ def indexer_s(
     flops = 2.0 * kv_tokens * heads * head_dim
     if indexer is None:
         return _roofline(p.gemm.bfloat16, flops, kv_tokens * (key_bytes + 8.0))
-    one_row = kv_tokens / (rows + (rows == 0)) * _value(indexer.per_token)
-    return _roofline(indexer, flops, kv_tokens * key_bytes) + one_row
+    return _roofline(indexer, flops, kv_tokens * key_bytes) + _one_row(rows, kv_tokens, indexer.per_token)
 
 
 def prefill_pairs(prefill: Prefill, rows: Count, history: Count) -> Count:
@@ -316,6 +319,8 @@ def collective_s(p: HardwareProfile, op: str, ranks: int, num_bytes: Count) -> S
     sizes = p.collective.of(op)
     if ranks < 2:
         return 0.0 * num_bytes
+    if ranks in sizes:
+        return (num_bytes > 0) * _protocols(sizes[ranks], num_bytes)
     node = int(p.node.ranks.value)
     local = {size: protocols for size, protocols in sizes.items() if size <= node}
     across = {size: protocols for size, protocols in sizes.items() if size > node}
@@ -329,7 +334,7 @@ def collective_s(p: HardwareProfile, op: str, ranks: int, num_bytes: Count) -> S
 def _interpolated(sizes: Mapping[int, Protocols], ranks: int, num_bytes: Count) -> Seconds:
     known = list(sizes)
     at = bisect_left(known, ranks)
-    if at == len(known) or at == 0 or known[at] == ranks:
+    if at == len(known) or at == 0:
         return _protocols(sizes[known[min(at, len(known) - 1)]], num_bytes)
     low, high = known[at - 1], known[at]
     share = math.log(ranks / low) / math.log(high / low)
@@ -341,7 +346,7 @@ def _protocols(protocols: Protocols, num_bytes: Count) -> Seconds:
     if protocols.alpha_large is None or protocols.beta_large is None:
         return small
     large = protocols.alpha_large.value + num_bytes / protocols.beta_large.value
-    return np.minimum(small, large)
+    return least(small, large)
 
 
 def _across_nodes(p: HardwareProfile, op: str, ranks: int, num_bytes: Count) -> Seconds:
@@ -359,7 +364,7 @@ def _across_nodes(p: HardwareProfile, op: str, ranks: int, num_bytes: Count) -> 
     outside = (ranks - node) / (ranks - 1) if op == "all_to_all" else 1 / node
     inside = _interpolated(p.collective.of(op), int(node), num_bytes)
     network = num_bytes * outside / p.node.network_bandwidth.value
-    return p.node.network_latency.value + np.maximum(inside, network)
+    return p.node.network_latency.value + most(inside, network)
 
 
 def copy_s(p: HardwareProfile, num_bytes: Count) -> Seconds:
@@ -372,5 +377,8 @@ def _roofline(kernel: Product | Indexer, flops: Count, num_bytes: Count) -> Seco
     return (flops > 0) * (kernel.fixed.value + overlapped)
 
 
-def _overlap(*seconds: Count) -> Count:
-    return sum(time**2 for time in seconds) ** 0.5
+def _overlap(*seconds: Count) -> Seconds:
+    squares: Count = 0.0
+    for time in seconds:  # not `sum`, which from Python 3.12 on rounds numbers otherwise than arrays
+        squares = squares + time * time
+    return root(squares)

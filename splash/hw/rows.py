@@ -18,6 +18,8 @@ from splash.spec.model import DenseSpec, KDASpec, MLASpec, ModelSpec, MoESpec
 
 Seconds = Any
 """An array with one value for each number of rows."""
+Table = list[float]
+"""As `Seconds`, to look up numbers in."""
 
 ROW_PASSES = 6
 """Times that the elementwise parts of a layer (norms, residuals, activations) read or write its rows."""
@@ -27,10 +29,10 @@ ROW_PASSES = 6
 class HeadTables:
     """The attention weights that change place, for one number of heads: by rows, all layers."""
 
-    q: Seconds
-    uk: Seconds
-    uv: Seconds
-    o: Seconds
+    q: Table
+    uk: Table
+    uv: Table
+    o: Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +43,15 @@ class RowTables:
     """One rank's head shard."""
     whole: HeadTables
     """All heads."""
-    replicated: Seconds
+    replicated: Table
     """What every rank computes of every row: latent projections, the indexer's, KDA, norms."""
-    ffn: Seconds
+    ffn: Table
     """Router, routed and shared experts, dense MLPs: on one rank, for the rows of the whole step."""
-    closing: Seconds
+    closing: Table
     """Two all-reduces a layer."""
-    scattered_closing: Seconds
+    scattered_closing: Table
     """Rows scattered: an all-gather and a reduce-scatter around each FFN."""
-    head: Seconds
+    head: Table
     """The vocabulary shard, by sampled rows."""
 
 
@@ -66,11 +68,11 @@ def row_tables(
     return RowTables(
         shard=_head_tables(spec, profile, precision, rows, heads // ranks, ranks),
         whole=_head_tables(spec, profile, precision, rows, heads, 1),
-        replicated=_replicated(spec, profile, ranks, precision, rows),
-        ffn=_ffns(spec, profile, ranks, precision, rows),
-        closing=2 * spec.num_layers * _collective(profile, "all_reduce", ranks, hidden_bytes),
-        scattered_closing=gather + scatter,
-        head=ops.gemm_s(profile, rows, vocabulary, spec.hidden_size, precision.dense),
+        replicated=_replicated(spec, profile, ranks, precision, rows).tolist(),
+        ffn=_ffns(spec, profile, ranks, precision, rows).tolist(),
+        closing=(2 * spec.num_layers * _collective(profile, "all_reduce", ranks, hidden_bytes)).tolist(),
+        scattered_closing=(gather + scatter).tolist(),
+        head=ops.gemm_s(profile, rows, vocabulary, spec.hidden_size, precision.dense).tolist(),
     )
 
 
@@ -92,11 +94,15 @@ def _head_tables(
 ) -> HeadTables:
     att, hidden, layers = spec.attention, spec.hidden_size, num_attention_layers(spec)
 
-    def gemm(n: int, k: int) -> Seconds:
-        return layers * ops.gemm_s(profile, rows, n, k, precision.attention)
+    def gemm(n: int, k: int) -> Table:
+        return table(ops.gemm_s(profile, rows, n, k, precision.attention))
 
-    def by_head(n: int, k: int) -> Seconds:
-        return layers * ops.batched_gemm_s(profile, heads, rows, n, k, precision.attention)
+    def by_head(n: int, k: int) -> Table:
+        return table(ops.batched_gemm_s(profile, heads, rows, n, k, precision.attention))
+
+    def table(one_layer: Seconds) -> Table:
+        found: Table = (layers * one_layer).tolist()
+        return found
 
     if isinstance(att, MLASpec):
         q_in = hidden if att.q_lora_rank is None else att.q_lora_rank
@@ -107,7 +113,7 @@ def _head_tables(
             o=gemm(hidden, heads * att.v_dim),
         )
     kv_heads = max(1, att.num_kv_heads // kv_shares)
-    none = np.zeros_like(rows)
+    none = [0.0] * len(rows)
     return HeadTables(
         gemm((heads + 2 * kv_heads) * att.head_dim, hidden), none, none, gemm(hidden, heads * att.head_dim)
     )
