@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splash.layout.layouts import Assignment
-from splash.layout.work import DecodeRows, PromptRows, Work
+from splash.layout.work import DecodeRows, PromptRows, Tokens, Work
 from splash.sched.step import StepPlan
 
-Steps = NDArray[np.int64]
-"""How many steps with decodes there have been, for each of the steps asked for."""
+Steps = int | NDArray[np.int64]
+"""How many steps with decodes there have been: one number, or one for each of the steps asked for."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class Decodes:
         return offset
 
     def rows(self, steps: Steps) -> tuple[DecodeRows, ...]:
-        """By place; contexts are arrays with one value for each of `steps`."""
+        """By place; contexts are as `steps` is."""
         used = [place for place, rows in enumerate(self._rows) if rows]
         context = {place: self._sums[place] + self._rows[place] * steps for place in used}
         selected = context if math.isinf(self._keeps) else self._selected(steps, used)
@@ -81,11 +81,14 @@ class Decodes:
             if self._rows[place]
         )
 
-    def _selected(self, steps: Steps, used: list[int]) -> dict[int, Steps]:
+    def _selected(self, steps: Steps, used: list[int]) -> dict[int, Tokens]:
         num_rows = len(self._owners)
         lengths = np.add.outer(steps, self._offsets[:num_rows])
         kept = np.minimum(lengths, int(self._keeps))
         places = self._places[:num_rows]
+        if isinstance(steps, int):
+            sums: list[float] = np.bincount(places, weights=kept).tolist()
+            return {place: sums[place] for place in used}
         return {place: kept[:, places == place].sum(axis=1) for place in used}
 
 
@@ -100,8 +103,7 @@ class LengthMirror:
         """Steps with decodes."""
 
     def apply(self, plan: StepPlan) -> tuple[Work, int]:
-        """The rows of the plan's step, and how many of them sample a token. Contexts are arrays of one step, so that
-        they are computed as those of many steps are, to the last bit."""
+        """The rows of the plan's step, and how many of them sample a token."""
         for request in plan.gone:
             seen = self._requests.pop(request, None)
             if seen is not None and seen.row is not None:
@@ -113,7 +115,7 @@ class LengthMirror:
         decodes: tuple[DecodeRows, ...] = ()
         if plan.decodes:
             self._steps += 1
-            decodes = self._decodes.rows(np.array([self._steps]))
+            decodes = self._decodes.rows(self._steps)
         prompts = tuple(
             PromptRows(self._requests[c.request].at, c.method, c.start, c.count) for c in plan.chunks
         )
