@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 import numpy.typing as npt
 
 from splash.hw.figures import least, most, root
@@ -206,9 +207,11 @@ def _by_heads(decode: Decode, heads: Count) -> Count:
     """FLOP/s of the narrowest kernel that takes `heads`."""
     if decode.by_heads is None:
         return decode.flops.value
-    flops = np.array([kernel.value for kernel in decode.by_heads.values()] + [decode.flops.value])
-    narrowest: Count = flops[np.searchsorted(list(decode.by_heads), heads)]
-    return narrowest
+    flops = [*(kernel.value for kernel in decode.by_heads.values()), decode.flops.value]
+    if isinstance(heads, np.ndarray):
+        narrowest: Count = np.array(flops)[np.searchsorted(list(decode.by_heads), heads)]
+        return narrowest
+    return flops[bisect_left(list(decode.by_heads), heads)]
 
 
 def _one_row(rows: Count, kv_tokens: Count, per_token: Quantity | None) -> Seconds:
