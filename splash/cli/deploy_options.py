@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from splash.sim.deployment import Settings, SimDeployment
+    from splash.sim.deployment import SimDeployment
     from splash.sim.presets import Choice
+    from splash.sim.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,15 @@ import splash
 from splash.core.config import EngineConfig, PolicyConfig, SchedulerConfig
 from splash.core.params import SamplingParams
 from splash.layout.layouts import LAYOUTS
+from splash.sim.settings import COPY_SHARE, Settings
 
 DEMO = Path(splash.__file__).parent / "_demo"
 DEFAULT_MAX_TOKENS = 128
 ENGINE = EngineConfig()
 SCHEDULER = SchedulerConfig()
 POLICY = PolicyConfig()
+SIMULATED = Settings()
 AUTO = "auto"
-
 
 SPEED = 4.0
 """Simulated seconds in a second of the live view."""
@@ -42,6 +43,11 @@ SERVED_ONLY = frozenset(
         "policy",
     )
 )
+
+
+def _default(served: object, simulated: object) -> str:
+    """What help says of an option whose default depends on whether there is a device."""
+    return f"  [default: {served}; simulated: {simulated}]"
 
 
 class Switch(click.ParamType):
@@ -121,6 +127,15 @@ class Options:
 
     def check_served(self) -> None:
         """UsageError for what only a simulation understands."""
+        from splash.spec.known import known_models
+
+        if self.model in known_models() and not Path(self.model).exists():
+            from splash.sim.presets import preset
+
+            raise click.UsageError(
+                f"{self.model} is known by name, but its weights are not here: --hw {preset(self.model).hw} simulates"
+                " it, --model DIR serves a checkpoint's folder"
+            )
         for name in sorted(self.given & SIMULATED_ONLY):
             raise click.UsageError(
                 f"{flag(name)} is for simulated hardware; {self.hw} has a device here (--hw)"
@@ -181,8 +196,8 @@ OPTIONS = (
         "--model",
         metavar="DIR|NAME",
         default=str(DEMO),
-        help="Checkpoint folder; on simulated hardware also a model by name.  [default: the demo model; simulated: the"
-        " hardware's usual one]",
+        help="Checkpoint folder; on simulated hardware also a model by name."
+        + _default("the demo model", "the hardware's usual one"),
     ),
     click.option(
         "--hw",
@@ -196,7 +211,7 @@ OPTIONS = (
         "--ranks",
         type=click.IntRange(min=1),
         default=ENGINE.ranks,
-        show_default=f"{ENGINE.ranks}; simulated: 8, or fewer",
+        help="Ranks of the deployment." + _default(ENGINE.ranks, f"{SIMULATED.ranks}, or fewer"),
     ),
     click.option(
         "--layout",
@@ -209,8 +224,8 @@ OPTIONS = (
         "--policy",
         type=click.Choice(["cost", "thresholds"]),
         default=POLICY.kind,
-        show_default=f"{POLICY.kind}; simulated: cost",
-        help="How auto decides: by times predicted on the port's hardware profile, or by the load alone.",
+        help="How auto decides: by times predicted on the port's hardware profile, or by the load alone."
+        + _default(POLICY.kind, "cost"),
     ),
     click.option(
         "--objective",
@@ -232,12 +247,14 @@ OPTIONS = (
         "--workload",
         metavar="NAME|FILE",
         help="default, burst, long, steady, or a file with a JSON object a line: prompt or token_ids, and optionally"
-        " max_tokens, arrival_s, arrival_step and sampling parameters. Simulated: what `splash sim` takes.",
+        " max_tokens, arrival_s, arrival_step and sampling parameters; or a trace of lengths, as `splash sim` takes."
+        " Simulated: what `splash sim` takes." + _default("default", "chats, long prompts and rollouts"),
     ),
     click.option(
         "--max-tokens",
         type=click.IntRange(min=1),
-        help=f"Output tokens of a request that does not say, a cap for one that does.  [default: {DEFAULT_MAX_TOKENS}]",
+        help="Output tokens of a request that does not say, a cap for one that does."
+        + _default(DEFAULT_MAX_TOKENS, "no cap"),
     ),
     click.option(
         "--switch",
@@ -265,12 +282,13 @@ OPTIONS = (
     click.option(
         "--dtype",
         type=click.Choice([*COMPUTE_TYPES, *STORED_TYPES]),
-        help="Compute type; simulated: how weights are stored.  [default: the port's; simulated: the model's]",
+        help="Compute type; simulated: how weights are stored." + _default("the port's", "the model's"),
     ),
     click.option(
         "--kv-dtype",
         type=click.Choice(["float32", "bfloat16", "fp8"]),
-        help="Type in which KV is stored; fp8 is for latent attention.  [default: the compute type]",
+        help="Type in which KV is stored; fp8 is for latent attention."
+        + _default("the compute type", "the model's"),
     ),
     click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
     click.option("--top-k", type=int, default=0, help="Keep the k most likely tokens; 0 keeps all."),
@@ -301,36 +319,33 @@ OPTIONS = (
         "--token-budget",
         type=click.IntRange(min=1),
         default=SCHEDULER.token_budget,
-        show_default=True,
-        help="Rows of a step.",
+        help="Rows of a step." + _default(SCHEDULER.token_budget, SIMULATED.token_budget),
     ),
     click.option(
         "--max-chunk",
         type=click.IntRange(min=1),
         default=SCHEDULER.max_chunk,
-        show_default=True,
-        help="Rows of one prompt chunk.",
+        help="Rows of one prompt chunk." + _default(SCHEDULER.max_chunk, "the token budget"),
     ),
     click.option(
         "--max-running",
         type=click.IntRange(min=1),
         default=SCHEDULER.max_running,
-        show_default=True,
-        help="Requests that run at once.",
+        help="Requests that run at once." + _default(SCHEDULER.max_running, SIMULATED.max_running),
     ),
     click.option(
         "--max-model-len",
         type=click.IntRange(min=2),
         default=SCHEDULER.max_model_len,
-        show_default=True,
-        help="Prompt and output tokens of a request together, at most.",
+        help="Prompt and output tokens of a request together, at most; never more than the model's."
+        + _default(SCHEDULER.max_model_len, "the model's"),
     ),
     click.option(
         "--copy-share",
         type=float,
         default=SCHEDULER.copy_share,
-        show_default=True,
-        help="Share of a step's time that background copies may take.",
+        help="Share of a step's time that background copies may take; simulated: of the copy bandwidth."
+        + _default(f"{SCHEDULER.copy_share:g}", f"{COPY_SHARE:g}"),
     ),
     click.option(
         "--speed",

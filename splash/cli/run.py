@@ -34,16 +34,16 @@ MAX_SHOWN = 10
 
 def _jobs(options: Options, deployment: Deployment) -> list[Job]:
     """Every request of the run, checked before anything is started."""
-    from splash.engine.workload import Item, ids_for, load_workload, ready
+    from splash.engine.workload import Item, MadeUp, ids_for, load_workload, ready
 
     items = [Item(text) for text in options.prompt]
     items = items or load_workload(options.workload or "default", seed=options.seed)
     check = _checker(deployment, verify=options.verify)
 
-    def token_ids(text: str) -> tuple[int, ...]:
-        if deployment.text is None and not options.prompt:
-            return ids_for(text, seed=options.seed, vocab_size=deployment.vocab_size)
-        return _typed_prompt(text, deployment)
+    def token_ids(prompt: str | MadeUp) -> tuple[int, ...]:
+        if isinstance(prompt, MadeUp) or (deployment.text is None and not options.prompt):
+            return ids_for(prompt, seed=options.seed, vocab_size=deployment.vocab_size)
+        return _typed_prompt(prompt, deployment)
 
     jobs = []
     for number, item in enumerate(items):
@@ -54,7 +54,8 @@ def _jobs(options: Options, deployment: Deployment) -> list[Job]:
             )
             check(job.prompt, job.params)
         except SplashError as error:
-            raise RequestError(f"request {number}: {error}" if len(items) > 1 else str(error)) from None
+            place = item.place or (f"request {number}" if len(items) > 1 else "")
+            raise RequestError(f"{place}: {error}" if place else str(error)) from None
         if options.verify and not job.params.greedy:
             raise click.UsageError(f"--verify compares greedy tokens, but request {number} has a temperature")
         jobs.append(job)

@@ -86,10 +86,10 @@ def _deployed(options: Options, hardware: Elsewhere) -> SimDeployment:
     choice = asked.choice()
     settings = replace(asked.settings(choice), **_given(options, "token_budget", "max_running"))
     deployed = deploy(choice.model.name, choice.model.spec, choice.profile, settings)
-    config = replace(
-        deployed.config, **_given(options, "max_chunk", "max_model_len", "replicas", "copy_share")
-    )
-    return replace(deployed, config=config)
+    given = _given(options, "max_chunk", "max_model_len", "replicas", "copy_share")
+    config = replace(deployed.config, **given)
+    longest = min(config.max_model_len, deployed.spec.max_position)
+    return replace(deployed, config=replace(config, max_model_len=longest))
 
 
 def _given(options: Options, *names: str) -> dict[str, Any]:

@@ -5,9 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from splash.core.errors import RequestError
 from splash.core.params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort"]
+
+
+def check_prompt(num_prompt: int, limit: int) -> None:
+    """RequestError if no token fits behind the prompt in `limit` tokens."""
+    if num_prompt >= limit:
+        raise RequestError(
+            f"the prompt has {num_prompt} tokens, the limit of prompt and output together is {limit}:"
+            f" at most {limit - 1} prompt tokens leave room for one",
+            remedy="--max-model-len sets the limit, up to the model's own",
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""What arrives when: named, seeded workloads for the demo model, and files of one request a line."""
+"""What arrives when: named, seeded workloads for the demo model, files of one request a line, and traces that say how
+long requests are but not what is in them."""
 
 from __future__ import annotations
 
@@ -10,8 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from splash.core.errors import ConfigError
+from splash.core.errors import ConfigError, closest
 from splash.core.params import SamplingParams
+from splash.core.request import check_prompt
+from splash.sim.generators import GENERATORS
+from splash.sim.traces import LENGTHS, read_trace
+from splash.sim.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +31,18 @@ class When:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
-    """One request of a workload: a prompt as text or as token ids. None: the run's own setting."""
+class MadeUp:
+    """A prompt of random tokens: of a trace only lengths are known. `key` tells it from the others."""
 
-    prompt: str | tuple[int, ...]
+    num_tokens: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One request of a workload: a prompt as text, as token ids, or to be made up. None: the run's own setting."""
+
+    prompt: str | tuple[int, ...] | MadeUp
     max_tokens: int | None = None
     when: When = When()
     temperature: float | None = None
@@ -41,6 +54,8 @@ class Item:
     ignore_eos: bool | None = None
     elastic: bool = False
     """Cut to the model's limits instead of refused (named workloads)."""
+    place: str = ""
+    """File and line, of one that has them."""
 
 
 PARAMETERS = ("temperature", "top_k", "top_p", "min_p", "seed", "stop_token_ids", "ignore_eos")
@@ -54,7 +69,11 @@ def load_workload(name: str, *, seed: int) -> list[Item]:
     path = Path(name)
     if path.suffix or path.is_file() or "/" in name:
         return read_workload(path)
-    raise ConfigError(f"unknown workload '{name}'; known: {', '.join(WORKLOADS)}, or a file of JSON lines")
+    simulated = name.partition(":")[0] in GENERATORS
+    raise ConfigError(
+        f"unknown workload '{name}'{' (it is for simulated hardware)' if simulated else closest(name, WORKLOADS)};"
+        f" known: {', '.join(WORKLOADS)}, or a file of JSON lines or a trace (--workload)"
+    )
 
 
 # ---- named
@@ -118,11 +137,13 @@ class Job:
 
 
 def ready(
-    item: Item, *, token_ids: Callable[[str], tuple[int, ...]], defaults: SamplingParams, limit: int
+    item: Item, *, token_ids: Callable[[str | MadeUp], tuple[int, ...]], defaults: SamplingParams, limit: int
 ) -> Job:
     """Tokenised by `token_ids`, with `defaults` where the item does not say. Without a `max_tokens` of its own
     it gets the default, or what the limit leaves. RequestError as of `SamplingParams`."""
-    prompt = token_ids(item.prompt) if isinstance(item.prompt, str) else item.prompt
+    if isinstance(item.prompt, MadeUp):
+        check_prompt(item.prompt.num_tokens, limit)
+    prompt = item.prompt if isinstance(item.prompt, tuple) else token_ids(item.prompt)
     max_tokens = item.max_tokens
     if max_tokens is None:
         max_tokens = max(1, min(defaults.max_tokens, limit - len(prompt)))
@@ -242,10 +263,13 @@ def scene(rng: random.Random, num_chars: int) -> str:
     return "\n\n".join([*speeches, f"{rng.choice(SPEAKERS)}.\n"])
 
 
-def ids_for(text: str, *, seed: int, vocab_size: int) -> tuple[int, ...]:
-    """Random token ids, about as many as `text` would have: for a checkpoint without a tokenizer."""
-    rng = random.Random(f"{seed} {text}")
-    return tuple(rng.randrange(vocab_size) for _ in range(max(1, len(text) // 3)))
+def ids_for(prompt: str | MadeUp, *, seed: int, vocab_size: int) -> tuple[int, ...]:
+    """Random token ids: as many as are to be made up, or, for a checkpoint without a tokenizer, about as many as a text
+    would have."""
+    if isinstance(prompt, str):
+        prompt = MadeUp(max(1, len(prompt) // 3), prompt)
+    rng = random.Random(f"{seed} {prompt.key}")
+    return tuple(rng.randrange(vocab_size) for _ in range(prompt.num_tokens))
 
 
 # ---- files
@@ -254,23 +278,53 @@ _KEYS = ("prompt", "token_ids", "max_tokens", "arrival_s", "arrival_step", *PARA
 
 
 def read_workload(file: Path) -> list[Item]:
-    """A JSON object a line; ConfigError names the file and the line.
+    """Prompts, or a trace of lengths; ConfigError names the file and the line.
 
-    `prompt` (text) or `token_ids`; optional: `max_tokens`, `arrival_s` (seconds from the start),
-    `arrival_step`, and `temperature top_k top_p min_p seed stop_token_ids ignore_eos`.
+    Prompts are a JSON object a line: `prompt` (text) or `token_ids`; optional: `max_tokens`, `arrival_s` (seconds from
+    the start), `arrival_step`, and `temperature top_k top_p min_p seed stop_token_ids ignore_eos`. A trace is what
+    `splash.sim.traces` reads; its requests go on to the length that they had.
     """
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        text = file.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"cannot read the workload {file}: {error.strerror} (--workload)") from None
     except UnicodeDecodeError:
         raise ConfigError(
-            f"the workload {file} is not UTF-8 text; it must be JSON lines (--workload)"
+            f"the workload {file} is not UTF-8 text; it must be JSON lines or a trace (--workload)"
         ) from None
-    items = list(_items(lines, file))
+    if _is_trace(text):
+        return _trace_items(read_trace(file))
+    items = list(_items(text.splitlines(), file))
     if not items:
         raise ConfigError(f"the workload {file} has no request; write one JSON object a line")
     return items
+
+
+def _is_trace(text: str) -> bool:
+    """CSV, or JSON lines with lengths in them instead of prompts."""
+    first, _, _ = text.lstrip().partition("\n")
+    if not first.startswith("{"):
+        return bool(first)
+    try:
+        keys = json.loads(first).keys()
+    except ValueError:
+        return False
+    return bool(keys & set(LENGTHS)) and not keys & {"prompt", "token_ids"}
+
+
+def _trace_items(trace: Workload) -> list[Item]:
+    """Prefixes that prompts have in common are not: nothing is kept of one prompt for the next."""
+    places = [trace.place(index) for index in range(len(trace.arrivals))]
+    return [
+        Item(
+            MadeUp(arrival.prompt_tokens, place),
+            arrival.output_tokens,
+            When(time_s=arrival.time_s),
+            ignore_eos=True,
+            place=place,
+        )
+        for place, arrival in zip(places, trace.arrivals, strict=True)
+    ]
 
 
 def _items(lines: list[str], file: Path) -> Iterator[Item]:
@@ -279,7 +333,9 @@ def _items(lines: list[str], file: Path) -> Iterator[Item]:
         if not line.strip():
             continue
         try:
-            item = _parsed(json.loads(line, parse_constant=_no_constant))
+            item = replace(
+                _parsed(json.loads(line, parse_constant=_no_constant)), place=f"{file.name}:{number}"
+            )
             if item.when.time_s < last.time_s or item.when.step < last.step:
                 raise ValueError("it arrives before the request above it; sort the lines by arrival")
         except (ValueError, TypeError) as error:

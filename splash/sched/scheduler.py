@@ -9,7 +9,7 @@ from __future__ import annotations
 from splash.core.config import SchedulerConfig
 from splash.core.errors import CapacityError, RequestError
 from splash.core.events import EventSink
-from splash.core.request import Request
+from splash.core.request import Request, check_prompt
 from splash.kv.blocks import KVStore
 from splash.kv.slots import MemoryPlan
 from splash.layout.holders import Topology
@@ -144,12 +144,7 @@ class Scheduler:
         limit = self._config.max_model_len
         if num_prompt < 1:
             raise RequestError("the prompt is empty; it must hold at least one token")
-        if num_prompt >= limit:
-            raise RequestError(
-                f"the prompt has {num_prompt} tokens, the limit of prompt and output together is {limit}:"
-                f" at most {limit - 1} prompt tokens leave room for one",
-                remedy="--max-model-len sets the limit, up to the model's own",
-            )
+        check_prompt(num_prompt, limit)
         length = min(num_prompt + max_tokens, limit) - 1  # the last token is sampled, not cached
         layout = self.transitions.target.layout_of(length)
         holds = longest_held(layout, self.store)

@@ -23,29 +23,12 @@ from splash.sched.policy import Policy
 from splash.sched.scheduler import Scheduler
 from splash.sched.step import Clock
 from splash.sim.fitting import MOST_RANKS, Remedies, possible_ranks, remedies, shortage
+from splash.sim.settings import COPY_SHARE, Settings
 from splash.spec.model import ModelSpec
 from splash.spec.storage import kv_storage, token_bytes, weight_storage
 
 BLOCK_SIZE = 64
 """Tokens of a page on GPUs (DESIGN §3)."""
-COPY_SHARE = 0.5
-"""Share of the copy bandwidth that background copies may take, where they run beside the step."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How a model is deployed; what the command line can set."""
-
-    ranks: int = 8
-    memory_fraction: float = 0.9
-    weights: str = "bfloat16"
-    kv: str = "bfloat16"
-    request_tokens: int | None = None
-    """Of a typical request, over which a recurrent state is shared out; None where there is none."""
-    token_budget: int = 8192
-    max_running: int = 2048
-    reserve: int = 0
-    """Bytes of a rank for what is neither weights that are computed here nor KV: a vision tower."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from splash.hw.profile import HardwareProfile
 from splash.layout.capacity import RankMemory
+from splash.sim.settings import Settings
 from splash.spec.model import ModelSpec
 from splash.spec.storage import WEIGHT_STORAGES
-
-if TYPE_CHECKING:
-    from splash.sim.deployment import Settings
 
 GIB = 1 << 30
 MOST_RANKS = 512

@@ -164,7 +164,7 @@ def simulation(
             token_bytes=deployment.memory.pages.token_bytes,
             free_copies=mode == ORACLE,
         ),
-        source=Arrivals(workload),
+        source=Arrivals(workload, config.max_model_len),
         sinks=sinks,
         started=deployment.started(target, "fixed" if policy is None else policy.name, note),
         switches=switches,

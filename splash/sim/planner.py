@@ -17,9 +17,10 @@ from splash.layout.capacity import RankMemory
 from splash.layout.holders import Topology
 from splash.layout.layouts import LAYOUTS, Layout
 from splash.sched.batch import RowBytes
-from splash.sim.deployment import Settings, lacking_bytes, memory_of, precision_of, what_fits
+from splash.sim.deployment import lacking_bytes, memory_of, precision_of, what_fits
 from splash.sim.even import Even
 from splash.sim.fitting import Remedies
+from splash.sim.settings import Settings
 from splash.spec.model import ModelSpec
 from splash.spec.storage import (
     WeightBytes,

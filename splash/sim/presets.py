@@ -16,7 +16,7 @@ from typing import Any
 from splash.core.errors import CheckpointError
 from splash.hw.load import load_profile
 from splash.hw.profile import HardwareProfile
-from splash.sim.deployment import Settings
+from splash.sim.settings import Settings
 from splash.spec.config import normalise
 from splash.spec.fields import Fields
 from splash.spec.known import known_model, known_models, vision_params

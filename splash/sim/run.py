@@ -9,12 +9,13 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from splash.core.errors import CapacityError, RequestError
 from splash.core.events import Event, EventSink, RunStarted
 from splash.core.params import SamplingParams
-from splash.core.request import Request
+from splash.core.request import Request, check_prompt
 from splash.sched.scheduler import Scheduler
 from splash.sched.step import Executor, StepPlan
 from splash.sim.clock import VirtualClock, seconds
@@ -22,6 +23,14 @@ from splash.sim.workload import Arrival, Workload
 
 MAX_JUMP = 256
 """Steps that are priced at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A request that is too long to be made: its prompt alone could take all memory."""
+
+    id: int
+    error: RequestError
 
 
 class Source(Protocol):
@@ -32,7 +41,7 @@ class Source(Protocol):
         """When the next one comes; None if none is due at a known time."""
         ...
 
-    def take(self, now_ns: int) -> Iterable[Request]:
+    def take(self, now_ns: int) -> Iterable[Request | Refused]:
         """Those that have come by now, in order."""
         ...
 
@@ -58,10 +67,14 @@ class SimulatedExecutor(Executor, Protocol):
 
 
 class Arrivals:
-    """Of a workload. One that waits for another is due once that has ended; ids are places in the workload."""
+    """Of a workload. One that waits for another is due once that has ended; ids are places in the workload.
 
-    def __init__(self, workload: Workload) -> None:
+    `limit`: tokens of a request, prompt and output together.
+    """
+
+    def __init__(self, workload: Workload, limit: int) -> None:
         self._arrivals = workload.arrivals
+        self._limit = limit
         self._due = [(x.time_ns, index) for index, x in enumerate(self._arrivals) if x.after is None]
         self._followers: dict[int, list[int]] = defaultdict(list)
         for index, arrival in enumerate(self._arrivals):
@@ -73,10 +86,10 @@ class Arrivals:
     def next_ns(self) -> int | None:
         return self._due[0][0] if self._due else None
 
-    def take(self, now_ns: int) -> Iterable[Request]:
+    def take(self, now_ns: int) -> Iterable[Request | Refused]:
         while self._due and self._due[0][0] <= now_ns:
             time_ns, index = heapq.heappop(self._due)
-            yield _request(index, self._arrivals[index], time_ns)
+            yield _request(index, self._arrivals[index], time_ns, self._limit)
 
     def ended(self, request: int, now_ns: int) -> None:
         """Those that wait for it come after their delay."""
@@ -85,7 +98,11 @@ class Arrivals:
             heapq.heappush(self._due, (max(arrival.time_ns, now_ns + arrival.delay_ns), follower))
 
 
-def _request(index: int, arrival: Arrival, time_ns: int) -> Request:
+def _request(index: int, arrival: Arrival, time_ns: int, limit: int) -> Request | Refused:
+    try:
+        check_prompt(arrival.prompt_tokens, limit)
+    except RequestError as error:
+        return Refused(index, error)
     params = SamplingParams(max_tokens=arrival.output_tokens, ignore_eos=True)
     return Request(index, (0,) * arrival.prompt_tokens, params, arrival_s=seconds(time_ns))
 
@@ -154,11 +171,17 @@ class Simulation:
 
     def _take_arrivals(self) -> None:
         for request in self._source.take(self._clock.now_ns):
+            if isinstance(request, Refused):
+                self._refuse(request.id, request.error)
+                continue
             try:
                 self._scheduler.add(request)
             except RequestError as error:
-                self.refused.append((request.id, error))
-                self._source.ended(request.id, self._clock.now_ns)
+                self._refuse(request.id, error)
+
+    def _refuse(self, request: int, error: RequestError) -> None:
+        self.refused.append((request, error))
+        self._source.ended(request, self._clock.now_ns)
 
     def _take_switches(self) -> None:
         while self._switches and self._switches[0][0] <= self._scheduler.next_step:

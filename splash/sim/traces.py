@@ -26,6 +26,7 @@ TIME = ("arrival_s", "arrival_time", "TIMESTAMP", "Timestamp", "timestamp")
 (Azure), seconds, or milliseconds (`_unit_of`)."""
 PROMPT = ("prompt_tokens", "input_length", "prompt_len", "ContextTokens", "Request tokens")
 OUTPUT = ("output_tokens", "output_length", "output_len", "GeneratedTokens", "Response tokens")
+LENGTHS = (*PROMPT, *OUTPUT)
 
 PREFIX_BLOCKS = (512, 256, 128, 64, 32, 16)
 """Tokens that a hash of a prompt's block may stand for: 512 in Mooncake's traces, 64 in LMCache's, 16 in Bailian's."""

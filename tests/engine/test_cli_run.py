@@ -77,6 +77,26 @@ def test_plain_lines_and_a_table(capsys: pytest.CaptureFixture[str], model: Path
     assert "\x1b" not in out
 
 
+def test_a_trace_of_lengths_is_served(
+    capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
+) -> None:
+    """Red when a trace that `splash sim` takes is no load for ranks, or is served in other lengths."""
+    file = tmp_path / "trace.csv"
+    file.write_text("arrival_s,prompt_tokens,output_tokens\n0,9,5\n0.05,40,3\n")
+    data = _json(capsys, "--model", model, "--workload", file, "--layout", "tp")
+    assert [len(request["token_ids"]) for request in data["requests"]] == [5, 3]
+    assert data["summary"]["prompt_tokens"] == 49
+
+
+def test_a_trace_on_standard_output_is_there_alone(capsys: pytest.CaptureFixture[str], model: Path) -> None:
+    """Red when `-` is a file's name, or the view's lines get between those of the trace."""
+    assert _run("run", "--model", model, "--prompt", "5 6", "--max-tokens", 4, "--trace", "-") == 0
+    captured = capsys.readouterr()
+    kinds = {json.loads(line)["kind"] for line in captured.out.splitlines()}
+    assert kinds == {"header", "event", "submit", "step"}
+    assert "throughput" in captured.err
+
+
 def test_verify_agrees(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     """Red when verification does not run, or reports what is no difference."""
     data = _json(
@@ -166,7 +186,7 @@ def test_verify_is_refused_before_anything_runs(
     for arguments, complaint in [
         (
             ("--workload", file, *LITTLE_ROOM),
-            "request 1: --verify serves it in tp too: the request may cache",
+            "late.jsonl:2: --verify serves it in tp too: the request may cache",
         ),
         (("--prompt", "5", "--dtype", "bfloat16"), "in float32 only, not in bfloat16 (--dtype)"),
         (("--prompt", "5", "--kv-dtype", "fp8"), "in float32 only, not in fp8 (--kv-dtype)"),
@@ -250,6 +270,8 @@ def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], model: Path, 
     bad_file = tmp_path / "bad.jsonl"
     bad_file.write_text('{"token_ids": [1]}\n{"promt": "x"}\n')
     zero, late, later = (tmp_path / f"{name}.jsonl" for name in ("zero", "late", "later"))
+    endless = tmp_path / "endless.csv"
+    endless.write_text("arrival_s,prompt_tokens,output_tokens\n0,900000000,4\n")
     zero.write_text('{"token_ids": [1], "max_tokens": 0}')
     late.write_text('{"token_ids": [1], "arrival_s": 1e999}')
     later.write_text('{"token_ids": [1], "arrival_s": 1e300}')
@@ -279,6 +301,9 @@ def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], model: Path, 
         (("--verify", "--temperature", 1), "--verify compares greedy tokens"),
         (("--json", tmp_path / "no" / "folder.json"), "(--json)"),
         (("--trace", tmp_path / "no" / "folder.trace"), "(--trace)"),
+        (("--model", "glm-5.3"), "its weights are not here: --hw b200 simulates it"),
+        (("--workload", endless), "endless.csv:2: the prompt has 900000000 tokens"),
+        (("--json", "-", "--trace", "-"), "--json and --trace cannot both go to standard output"),
         (("--workload", zero), "max_tokens is 0"),
         (("--workload", zero, "--max-tokens", 5), "max_tokens is 0"),
         (("--workload", late), f"{late}:1: arrival_s is inf"),

@@ -77,7 +77,7 @@ def followed(
         executor=lambda clock: CostExecutor(
             deployment.cost, clock, token_bytes=deployment.memory.pages.token_bytes
         ),
-        source=Arrivals(workload),
+        source=Arrivals(workload, deployment.config.max_model_len),
         sinks=[events.append],
         started=deployment.started(target, "test"),
         switches=switches,
@@ -247,11 +247,11 @@ def test_a_model_that_does_not_fit_says_by_how_much() -> None:
 def test_what_no_layout_can_serve_is_said_with_its_place(tmp_path: Path) -> None:
     """Red when a request vanishes from the figures in silence, or its error names options that a simulation lacks."""
     file = tmp_path / "trace.csv"
-    file.write_text("arrival_s,prompt_tokens,output_tokens\n0,10,4\n1,2000000,4\n2,10,4\n")
+    file.write_text("arrival_s,prompt_tokens,output_tokens\n0,10,4\n1,900000000000000,4\n2,10,4\n")
     done = simulate(deployed("glm-5.3"), load(str(file), seed=0), "tp", stopwatch=lambda: 0.0)
     assert done.num_requests == 2
     (refusal,) = done.refused
-    assert refusal.startswith("trace.csv:3: the prompt has 2000000 tokens, the limit")
+    assert refusal.startswith("trace.csv:3: the prompt has 900000000000000 tokens, the limit")
     assert "--" not in refusal
     assert done.to_json()["refused"] == 1
     made = Workload("made", (Arrival(0, 2_000_000, 1),))

@@ -16,6 +16,7 @@ from splash.cli import simulated
 from splash.cli.hardware import Elsewhere, Here, named_hardware
 from splash.cli.pace import Pace
 from splash.core import events as e
+from splash.core.config import SchedulerConfig
 from splash.core.errors import ConfigError, PortError
 from splash.engine.trace import read_trace
 from splash.hal import registry
@@ -288,3 +289,15 @@ def test_help_names_the_options() -> None:
     text = CliRunner().invoke(cli.cli, ["run", "--help"]).output
     for option in ("--require-device", "--speed", "--memory-fraction", "--hw"):
         assert option in text
+
+
+def test_help_says_both_defaults_where_they_differ() -> None:
+    """Red when help tells of a simulation what is true of a device here only."""
+    usage = " ".join(CliRunner().invoke(cli.cli, ["run", "--help"], terminal_width=200).output.split())
+    choice = choose("glm-5.3", None)
+    there = deploy("glm-5.3", choice.model.spec, choice.profile, choice.settings).config
+    here = SchedulerConfig()
+    for name in ("token_budget", "max_running", "copy_share"):
+        about = usage[usage.index(f"--{name.replace('_', '-')} ") :]
+        both = f"[default: {getattr(here, name)}; simulated: {getattr(there, name)}]"
+        assert both in about[: about.index(" --")], name

@@ -5,7 +5,16 @@ from pathlib import Path
 import pytest
 
 from splash.core.errors import ConfigError
-from splash.engine.workload import WORKLOADS, Item, When, fitted, ids_for, load_workload, read_workload
+from splash.engine.workload import (
+    WORKLOADS,
+    Item,
+    MadeUp,
+    When,
+    fitted,
+    ids_for,
+    load_workload,
+    read_workload,
+)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -50,10 +59,47 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         ' "top_k": 2, "top_p": 0.5, "min_p": 0.1, "stop_token_ids": [9], "ignore_eos": true}\n'
     )
     assert read_workload(file) == [
-        Item("ROMEO."),
-        Item((5, 6), 3, When(7, 1.0), 1.0, 2, 0.5, 0.1, 4, (9,), True),
+        Item("ROMEO.", place="load.jsonl:1"),
+        Item((5, 6), 3, When(7, 1.0), 1.0, 2, 0.5, 0.1, 4, (9,), True, place="load.jsonl:3"),
     ]
     assert load_workload(str(file), seed=0) == read_workload(file)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "arrival_s,prompt_tokens,output_tokens\n0,3,2\n1.5,40,7\n",
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:01,3,2\n2024-05-10 00:00:02.5,40,7\n",
+        '{"timestamp": 0, "input_length": 3, "output_length": 2}\n'
+        '{"timestamp": 1500, "input_length": 40, "output_length": 7}\n',
+    ],
+)
+def test_a_trace_of_lengths_is_a_workload_too(tmp_path: Path, text: str) -> None:
+    """Red when what `splash sim` takes is no load for a device, or its requests are all the same."""
+    file = tmp_path / "trace.dat"
+    file.write_text(text)
+    items = load_workload(str(file), seed=0)
+    assert [(item.when.time_s, item.max_tokens, item.ignore_eos) for item in items] == [
+        (0.0, 2, True),
+        (1.5, 7, True),
+    ]
+    assert all(isinstance(item.prompt, MadeUp) and item.place.startswith("trace.dat:") for item in items)
+    short, long = (
+        ids_for(item.prompt, seed=0, vocab_size=50) for item in items if isinstance(item.prompt, MadeUp)
+    )
+    assert (len(short), len(long)) == (3, 40)
+    assert long[:3] != short
+    assert max(long) < 50
+
+
+def test_a_broken_trace_is_named_by_line(tmp_path: Path) -> None:
+    """Red when a trace is taken for prompts, and its error is about JSON."""
+    file = tmp_path / "trace.csv"
+    file.write_text("arrival_s,prompt_tokens,output_tokens\n0,3,-2\n")
+    with pytest.raises(ConfigError, match=r"trace.csv:2: output_tokens is -2; it must be at least 1 token"):
+        load_workload(str(file), seed=0)
+    with pytest.raises(ConfigError, match=r"unknown workload 'rl-drain' \(it is for simulated hardware\)"):
+        load_workload("rl-drain", seed=0)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +133,7 @@ def test_what_is_no_workload_is_refused(tmp_path: Path) -> None:
     """Red when a missing or empty file or an unknown name gives anything but a sentence."""
     (tmp_path / "empty.jsonl").write_text("\n")
     for name, complaint in {
-        "brust": "unknown workload 'brust'; known: default, burst, long, steady",
+        "brust": "unknown workload 'brust' .did you mean 'burst'.*; known: default, burst, long, steady",
         str(tmp_path / "missing.jsonl"): "cannot read the workload",
         str(tmp_path / "empty.jsonl"): "has no request",
         str(tmp_path): "cannot read the workload",
