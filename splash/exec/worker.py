@@ -111,6 +111,13 @@ class Worker:
             copy=self._copy_page,
             state=memory.state,
         )
+        travel = widths(
+            spec,
+            comm.size,
+            ITEMSIZE[args.dtype],
+            _history_width(spec, comm.size, memory.pages),
+            divided=backend.caps.divides_replicated,
+        )
         self._decoder = assemble(
             spec=spec,
             weights=weights,
@@ -124,6 +131,7 @@ class Worker:
             attention=attention,
             topo=topo,
             states=None if memory.state is None else state_views(pool.bytes, memory.state),
+            down=travel.down,
         )
         self._inputs = InputBuilder(
             mirror=self.mirror,
@@ -131,9 +139,7 @@ class Worker:
                 rank=comm.rank,
                 topo=topo,
                 block_size=memory.pages.block_size,
-                widths=widths(
-                    spec, comm.size, ITEMSIZE[args.dtype], _history_width(spec, comm.size, memory.pages)
-                ),
+                widths=travel,
                 is_mla=spec.is_mla,
                 pool=1 if spec.indexer is None else spec.indexer.pool,
                 top_k=None if spec.indexer is None else spec.indexer.top_keys,

@@ -18,6 +18,8 @@ class Caps:
     max_ranks: int
     kept_quantised: tuple[str, ...] = ()
     """Elements of weights (`fp8`, `int8`) that are multiplied as stored; others are dequantised when loaded."""
+    divides_replicated: bool = False
+    """What every rank needs whole is computed in parts and gathered: weights come slower than messages do."""
     packed_kv: bool = False
     """Attention reads FP8 KV as it is packed; otherwise what a step reads is unpacked first, layer by layer."""
 

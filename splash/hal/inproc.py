@@ -32,6 +32,7 @@ DEFAULT_CAPS = Caps(
     dtypes=("float32", "bfloat16"),
     mapped_peers=True,
     max_ranks=64,
+    divides_replicated=True,
 )
 
 

@@ -243,18 +243,25 @@ class Widths:
     hidden: int
     history: int
     """As it is stored, in elements of that type."""
+    down: int = 0
+    """Of the latent down-projection, what each rank computes for all; 0: every rank computes it whole."""
 
 
-def widths(spec: ModelSpec, ranks: int, itemsize: int, history: int | None = None) -> Widths:
-    """`itemsize` of the compute type; `history`: elements of a token's stored KV, where they are not those computed."""
+def widths(
+    spec: ModelSpec, ranks: int, itemsize: int, history: int | None = None, *, divided: bool = False
+) -> Widths:
+    """`itemsize` of the compute type; `history`: elements of a token's stored KV, where they are not those computed;
+    `divided`: ranks share the latent down-projection, if it has equal parts for them."""
     att = spec.attention
     kv = sum(field.width for field in spec.kv_fields(ranks))
-    heads = att.num_heads // ranks
+    heads, down = att.num_heads // ranks, 0
     if isinstance(att, MLASpec):
         query, output = att.latent_dim, att.kv_lora_rank
+        if divided and ranks > 1 and att.down_dim % ranks == 0:
+            down = att.down_dim // ranks
     else:
         query = output = att.head_dim
-    return Widths(heads, query, output, 4 // itemsize, kv, spec.hidden_size, history or kv)
+    return Widths(heads, query, output, 4 // itemsize, kv, spec.hidden_size, history or kv, down)
 
 
 Counts = list[list[int]]
@@ -308,11 +315,14 @@ def layer_collectives(
     w: Widths,
     candidates: Counts | None = None,
 ) -> list[Collective]:
-    """What every rank enters in each layer, in order: exchange A, candidates, gathers, exchange B, two closings.
+    """What every rank enters in each layer, in order: the down-projection's parts, exchange A, candidates, gathers,
+    exchange B, two closings.
 
     `candidates`: ranked tokens that all ranks give to all, in a layer with an indexer (`layout.selection`).
     """
     listed: list[Collective] = []
+    if w.down:
+        listed.append(_collective("all_gather_v", [[routes.num_rows * w.down] * routes.ranks] * routes.ranks))
     if routes.has_queries or ridden:
         listed.append(_collective("all_to_all_v", counts_a(routes, ridden, w)))
     if candidates is not None and routes.ranks > 1:

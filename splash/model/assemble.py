@@ -44,9 +44,11 @@ def assemble(
     attention: Attention,
     topo: Topology,
     states: StateViews | None = None,
+    down: int = 0,
 ) -> Decoder:
     """`shards[layer][j]` is head shard j, `fields[layer]` are the fields of this rank's pages and `packings[layer]` how
-    their entries are packed, `states` its recurrent states, where the model has any."""
+    their entries are packed, `states` its recurrent states, where the model has any, `down` as in
+    `layout.exchange.Widths`."""
     layers, num_recurrent, num_indexed = [], 0, 0
     for index, layer in enumerate(weights.layers):
         mixer: Mixer
@@ -54,7 +56,7 @@ def assemble(
             mixer = _recurrent(spec, layer.attention, states, num_recurrent)
             num_recurrent += 1
         else:
-            projection = _projection(spec, layer.attention, shards[index], comm.rank, topo)
+            projection = _projection(spec, layer.attention, shards[index], comm, topo, down)
             mixer = AttentionPipeline(
                 projection=projection,
                 pages=LayerPages(fields[index], projection.paged(fields[index]), packings[index]),
@@ -109,13 +111,20 @@ def _residuals(
 
 
 def _projection(
-    spec: ModelSpec, weights: MLAWeights | GQAWeights, shards: Sequence[Any], rank: int, topo: Topology
+    spec: ModelSpec,
+    weights: MLAWeights | GQAWeights,
+    shards: Sequence[Any],
+    comm: Communicator,
+    topo: Topology,
+    down: int,
 ) -> Projection:
     if isinstance(weights, MLAWeights):
         assert isinstance(spec.attention, MLASpec)
-        return MLAProjection(spec.attention, replace(weights, a=packed(weights.a)), shards, rank)
+        part = weights.a[comm.rank * down : (comm.rank + 1) * down] if down else weights.a
+        own = replace(weights, a=packed(part))
+        return MLAProjection(spec.attention, own, shards, comm.rank, gather=comm if down else None)
     assert isinstance(spec.attention, GQASpec)
-    return GQAProjection(spec.attention, weights, shards, rank, topo, spec.norm_eps)
+    return GQAProjection(spec.attention, weights, shards, comm.rank, topo, spec.norm_eps)
 
 
 def _indexer(

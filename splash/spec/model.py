@@ -60,6 +60,11 @@ class MLASpec:
         """Elements cached per token and layer."""
         return self.kv_lora_rank + self.rope_dim
 
+    @property
+    def down_dim(self) -> int:
+        """Elements of a row's down-projection: what queries are made of, if they have a latent, and the cached ones."""
+        return (self.q_lora_rank or 0) + self.latent_dim
+
 
 @dataclass(frozen=True, slots=True)
 class GQASpec:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from splash_cpu.attention import CpuAttention
 from splash.core.params import SamplingParams
 from splash.exec.inputs import StepInputs
 from splash.exec.worker import Worker, WorkerArgs, load
-from splash.hal.inproc import InProcessBackend, ThreadCommunicator, run_ranks
+from splash.hal.inproc import DEFAULT_CAPS, InProcessBackend, ThreadCommunicator, run_ranks
 from splash.kv.slots import plan_memory
 from splash.layout.diff import difference
 from splash.layout.holders import Topology, holders
@@ -370,10 +370,12 @@ def run(
     gaps: bool = False,
     check: bool = True,
     chosen: Chosen | None = None,
+    divided: bool = True,
 ) -> Outcome:
     """All plans of `script` on threads; the logits are rank 0's, and every rank must sample the same.
 
-    `chosen` is filled with what indexers chose on any rank; ranks that know the same row must agree.
+    `chosen` is filled with what indexers chose on any rank; ranks that know the same row must agree. `divided`: the
+    port's capability to divide what every rank needs.
     """
     args = WorkerArgs(
         folder=str(folder),
@@ -385,7 +387,8 @@ def run(
         gather_tokens=gather_tokens,
         gaps=gaps,
     )
-    backend = RecordingBackend(attention=CpuAttention())
+    caps = replace(DEFAULT_CAPS, divides_replicated=divided)
+    backend = RecordingBackend(attention=CpuAttention(), caps=caps)
     seen: dict[int, list[torch.Tensor]] = {}
 
     def observe(requests: list[int], logits: torch.Tensor) -> None:

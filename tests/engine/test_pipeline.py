@@ -251,16 +251,17 @@ def test_bfloat16_stays_near(tiny: TinyMaker, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"),
+    ("kind", "options", "divided"),
     [
-        ("deepseek_v3", {}),
-        ("llama", {"kv_heads": 2}),
-        ("llama", {"kv_heads": 4}),
-        ("glm_moe_dsa", {"layers": 4}),
+        ("deepseek_v3", {}, True),
+        ("deepseek_v3", {}, False),
+        ("llama", {"kv_heads": 2}, True),
+        ("llama", {"kv_heads": 4}, True),
+        ("glm_moe_dsa", {"layers": 4}, True),
     ],
 )
 def test_every_rank_enters_the_collectives_of_the_plan(
-    tiny: TinyMaker, kind: str, options: dict[str, int]
+    tiny: TinyMaker, kind: str, options: dict[str, int], divided: bool
 ) -> None:
     """Red when a rank skips a collective because it has no rows, or sends other counts than the plan says.
 
@@ -278,8 +279,9 @@ def test_every_rank_enters_the_collectives_of_the_plan(
     for i in prompts:
         script.stage(i, at(LAYOUT_NAMES[(i + 1) % 5], 2))
     serve(script, prompts, 3, chunk=8)
-    outcome = run(folder, script, gather_tokens=8)
-    w = widths(spec, 4, 4)
+    outcome = run(folder, script, gather_tokens=8, divided=divided)
+    w = widths(spec, 4, 4, divided=divided)
+    assert (w.down > 0) == (divided and spec.is_mla)
     for number, step in enumerate(script.steps):
         routes = route(step.spans, 4)
         ridden = [] if spec.is_mla else rides(routes, script.topo, 4)

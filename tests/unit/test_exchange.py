@@ -16,11 +16,14 @@ from splash.layout.exchange import (
     layer_collectives,
     rides,
     route,
+    widths,
 )
 from splash.layout.holders import Topology, holders, local_blocks
 from splash.layout.layouts import CP, DCP, DOP, DP, LAYOUTS, TP, Assignment, Layout
 from splash.layout.rows import Method, Span, ordered
 from splash.layout.writers import row_share, writers
+from splash.spec.known import known_model
+from splash.spec.model import MLASpec
 
 BLOCK = 16
 HIDDEN = 1024
@@ -96,6 +99,18 @@ def test_closing_bytes() -> None:
     routes = route(decodes(TP, 4, 3), 4)
     closing = layer_collectives(routes, [], Topology(4, 1), BLOCK, 64, mla(16, 4))[-1]
     assert closing.received(0, 4) == 2 * 0.75 * 12 * HIDDEN
+
+
+def test_a_down_projection_is_gathered_if_ranks_have_equal_parts_of_it() -> None:
+    """Red when parts do not make up the whole, or a rank count that does not divide it is not left alone."""
+    spec, ranks = known_model("deepseek-v3"), 4
+    att = spec.attention
+    assert isinstance(att, MLASpec)
+    w = widths(spec, ranks, 2, divided=True)
+    first = layer_collectives(route(decodes(TP, ranks, 3), ranks), [], Topology(ranks, 1), BLOCK, 64, w)[0]
+    assert first.received(1, ranks) == 0.75 * 12 * (att.q_lora_rank + att.latent_dim)
+    assert widths(spec, 5, 2, divided=True).down == 0
+    assert widths(spec, 1, 2, divided=True).down == widths(spec, ranks, 2).down == 0
 
 
 def test_a_pure_local_step_exchanges_nothing() -> None:

@@ -30,6 +30,7 @@ class CpuBackend:
             dtypes=("float32", "bfloat16"),
             mapped_peers=True,
             max_ranks=64,
+            divides_replicated=True,
         )
 
     @property

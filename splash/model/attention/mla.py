@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from splash.hal.protocol import PagedKV
+from splash.hal.protocol import Communicator, PagedKV
 from splash.model.attention.index import take
 from splash.model.attention.projection import Projected, sum_of_shards
 from splash.model.attention.rows import AttentionRows
@@ -20,8 +20,17 @@ from splash.spec.model import MLASpec
 class MLAProjection:
     """`shards[j]` is head shard j; only resident ones may be read. See `Projection` for the methods."""
 
-    def __init__(self, spec: MLASpec, weights: MLAWeights, shards: Sequence[MLAShard], rank: int) -> None:
+    def __init__(
+        self,
+        spec: MLASpec,
+        weights: MLAWeights,
+        shards: Sequence[MLAShard],
+        rank: int,
+        gather: Communicator | None = None,
+    ) -> None:
+        """`gather`: `weights.a` is this rank's part of the rows, and the others compute theirs; None: it has all."""
         self.spec = spec
+        self._gather = gather
         self.weights = weights
         self.shards = shards
         self.own = shards[rank : rank + 1]
@@ -35,12 +44,21 @@ class MLAProjection:
 
     def project(self, h: torch.Tensor, rows: AttentionRows) -> Projected:
         """The latents of all rows are computed on every rank, queries where the row's class says."""
-        a = linear(h, self.weights.a)
+        a = self._down(h)
         q_in, latents = self._split(h, a)
         self._finish_latents(latents, rows.rope)
         own = self._queries(q_in[: rows.num_sharded], rows.rope_sharded, self.own)
         full = self._queries(take(q_in, rows.full_queries), rows.rope_full_queries, self.shards)
         return Projected(own, full, (latents,), None if self.spec.q_lora_rank is None else q_in)
+
+    def _down(self, h: torch.Tensor) -> torch.Tensor:
+        """[n, hidden] -> [n, q_lora + latent + rope], the same on all ranks."""
+        part = linear(h, self.weights.a)
+        if self._gather is None:
+            return part
+        n, ranks = len(h), self._gather.size
+        parts = self._gather.all_gather_v(part, [n] * ranks)
+        return parts.view(ranks, n, -1).transpose(0, 1).reshape(n, -1)
 
     def _split(self, h: torch.Tensor, a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What queries are made of [n, q_in], and raw latents [n, latent + rope]."""
