@@ -6,7 +6,7 @@ a step takes as long as its slowest rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,7 @@ from splash.spec.model import MLASpec, ModelSpec
 
 PARTS = ("q", "uk", "uv", "o")
 """Of the attention weights that change place."""
+PLACEMENTS = tuple(Placement)
 LSE_BYTES = 4
 CANDIDATE_BYTES = 8
 """Score and position of a key that a holder of the history proposes where others attend too."""
@@ -119,26 +120,22 @@ class CostModel:
 
     # ---- parts
 
-    def _decodes(self, decodes: Iterable[DecodeRows], rows: _Rows, traffic: _Traffic) -> Figure:
+    def _decodes(self, decodes: Sequence[DecodeRows], rows: _Rows, traffic: _Traffic) -> Figure:
         """Attention seconds of the decode rows: of all ranks alike, or [..., ranks]."""
-        reads: dict[Placement, _Reads] = {}
         for group in decodes:
-            rows.add(group.at.layout.name, group.at.home, group.rows, Method.EXCHANGE, absorbed=True)
-            traffic.add(self._wire, group.at.layout.name, group.at.home, group.rows, self.ranks)
-            if group.at.layout.placement is Placement.STRIPED:
+            layout, home = group.at.layout, group.at.home
+            rows.add(layout.name, home, group.rows, Method.EXCHANGE, absorbed=True)
+            traffic.add(self._wire, layout.name, home, group.rows, self.ranks)
+            if layout.placement is Placement.STRIPED:
                 proposed = self._proposed(group.rows, group.context / group.rows, self.ranks)
                 traffic.candidates = traffic.candidates + chooses(group.selected, group.context) * proposed
-            placement = group.at.layout.placement
-            if placement not in reads:
-                reads[placement] = _Reads(self.ranks)
-            reads[placement].add(group)
         seconds: Figure = 0.0
-        for placement in Placement:
-            if placement in reads:
+        for placement in PLACEMENTS:
+            groups = [group for group in decodes if group.at.layout.placement is placement]
+            if groups:
+                reads = _reads(groups, placement, self.ranks)
                 whole = placement is not Placement.BY_HEAD
-                seconds = seconds + self._attention.decode_s(
-                    *reads[placement].by_rank(placement), whole=whole
-                )
+                seconds = seconds + self._attention.decode_s(*reads, whole=whole)
         return seconds
 
     def _prompts(self, prompts: Sequence[PromptRows], rows: _Rows, traffic: _Traffic) -> Figure:
@@ -340,29 +337,22 @@ class _Rows:
         return [tables.q[q] + tables.uk[uk] + tables.uv[uv] + tables.o[o] for q, uk, uv, o in by_part]
 
 
-class _Reads:
-    """History that the decode rows of one placement read, by home."""
-
-    def __init__(self, ranks: int) -> None:
-        self._ranks = ranks
-        self.rows = [0] * ranks
-        self._context: list[Figure] = [0.0] * ranks
-        self._selected: list[Figure] = [0.0] * ranks
-
-    def add(self, group: DecodeRows) -> None:
-        home = group.at.home
-        self.rows[home] += group.rows
-        self._context[home] = self._context[home] + group.context
-        self._selected[home] = self._selected[home] + group.selected
-
-    def by_rank(self, placement: Placement) -> tuple[Figure, Figure, Figure]:
-        """Rows, context and selected tokens that each rank attends over: numbers where one step's ranks are alike, else
-        [..., ranks], or [..., 1] where those of several steps are."""
-        if placement is Placement.OWNER:
-            return np.array(self.rows), _stacked(self._context), _stacked(self._selected)
-        share = self._ranks if placement is Placement.STRIPED else 1
-        context, selected = sum(self._context) / share, sum(self._selected) / share
-        return sum(self.rows), _each_rank(context), _each_rank(selected)
+def _reads(decodes: Sequence[DecodeRows], placement: Placement, ranks: int) -> tuple[Figure, Figure, Figure]:
+    """Rows, context and selected tokens that each rank attends over, of decodes of one placement: numbers where one
+    step's ranks are alike, else [..., ranks], or [..., 1] where those of several steps are."""
+    if placement is Placement.OWNER:
+        rows: list[int] = [0] * ranks
+        context: list[Figure] = [0.0] * ranks
+        selected: list[Figure] = [0.0] * ranks
+        for group in decodes:
+            home = group.at.home
+            rows[home] += group.rows
+            context[home] = context[home] + group.context
+            selected[home] = selected[home] + group.selected
+        return np.array(rows), _stacked(context), _stacked(selected)
+    share = ranks if placement is Placement.STRIPED else 1
+    seen, kept = sum(group.context for group in decodes), sum(group.selected for group in decodes)
+    return sum(group.rows for group in decodes), _each_rank(seen / share), _each_rank(kept / share)
 
 
 def _stacked(values: list[Figure]) -> Figure:

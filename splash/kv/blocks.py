@@ -80,7 +80,11 @@ class KVStore:
             for key in self.keys(at, index):
                 if key not in copies:
                     need[key[1]] += 1
-        for index in range(max(first, len(blocks)), stop):
+        new = range(max(first, len(blocks)), stop)
+        rounds, rest = divmod(len(new), self.topo.ranks)
+        if rounds:  # of the period of the table
+            need = [n + rounds * sum(column) for n, column in zip(need, self._period(at), strict=True)]
+        for index in new[:rest]:
             need = [a + b for a, b in zip(need, self.fresh(at, index), strict=True)]
         return need
 
@@ -93,6 +97,10 @@ class KVStore:
             known = tuple(ranks.count(rank) for rank in range(self.topo.ranks))
             self._fresh[key] = known
         return known
+
+    def _period(self, at: Assignment) -> Iterable[tuple[int, ...]]:
+        """For each rank, the pages that T new blocks in a row take there, one by one."""
+        return zip(*(self.fresh(at, block) for block in range(self.topo.ranks)), strict=True)
 
     def fits(self, need: Sequence[int], margin: int = 0) -> bool:
         """Whether every rank that needs pages has them and `margin` more."""

@@ -67,31 +67,30 @@ class Replicas:
     @property
     def growing(self) -> bool:
         """Ranks are to be made full and are not yet."""
-        return any(x.phase is not Phase.FULL and self._wanted(x.rank) for x in self._residencies)
+        wanted = self._wanted()
+        return any(x.phase is not Phase.FULL and x.rank in wanted for x in self._residencies)
 
     @property
     def settled(self) -> bool:
         """Residencies are what they should be, or growing was refused."""
-        return all(
-            x.settled and (self.refused or (x.phase is Phase.FULL) >= self._wanted(x.rank))
-            for x in self._residencies
-        )
+        missed = () if self.refused else self._wanted()
+        return all(x.settled and (x.phase is Phase.FULL or x.rank not in missed) for x in self._residencies)
 
     def pages(self) -> list[tuple[int, int]]:
         """(rank, page) in use beside those of blocks."""
         return [(x.rank, page) for x in self._residencies for page in x.pages()]
 
-    def _wanted(self, rank: int) -> bool:
-        """The rank shall be full: for the target, or for a request's place or goal."""
+    def _wanted(self) -> Collection[int]:
+        """The ranks that shall be full: for the target, or for a request's place or goal."""
         if self._course.target.layout.projection is Projection.FULL and not self.refused:
-            return True
+            return range(self._store.topo.ranks)
         if self._users is None:
             ranks = self._store.topo.ranks
             places = [r.present for r in self._running.values()]
             if not self.refused:
                 places += [r.goal for r in self._running.values()]
             self._users = {rank for at in set(places) for rank in full_ranks(at, ranks)}
-        return rank in self._users
+        return self._users
 
     # ---- news
 
@@ -143,7 +142,7 @@ class Replicas:
         if self._config.replicas == "keep":
             return
         for residency in self._residencies:
-            if residency.phase is not Phase.OWN and not self._wanted(residency.rank):
+            if residency.phase is not Phase.OWN and residency.rank not in self._wanted():
                 if residency.phase is Phase.FULL:
                     draft.residents.append(Resident(residency.rank, frozenset((residency.rank,))))
                 residency.shrink(draft.index - 1)
@@ -184,7 +183,7 @@ class Replicas:
             self.refused = False
             self.touch()
         for residency in self._residencies:
-            if residency.phase is Phase.OWN and self._wanted(residency.rank):
+            if residency.phase is Phase.OWN and residency.rank in self._wanted():
                 residency.grow(margin, step, self._token_bytes)
 
     def advance(self, step: int, budget: int) -> None:
@@ -206,7 +205,8 @@ class Replicas:
 
     def drop_warm(self, step: int) -> bool:
         """Give the slots that no request and no goal needs to KV, all of whose readers are collected with `step`."""
-        warm = [x for x in self._residencies if x.phase is Phase.FULL and not self._wanted(x.rank)]
+        wanted = self._wanted()
+        warm = [x for x in self._residencies if x.phase is Phase.FULL and x.rank not in wanted]
         for residency in warm:
             residency.shrink(step)
             residency.collected(step)
@@ -227,7 +227,8 @@ class Replicas:
     def refuse_stuck(self, step: int) -> None:
         """Nothing has moved for long: ranks that wait for room stay as they are."""
         short = max((x.shortage(self._config.watermark_pages) for x in self._residencies), default=0)
-        if any(x.phase is Phase.OWN and self._wanted(x.rank) for x in self._residencies):
+        wanted = self._wanted()
+        if any(x.phase is Phase.OWN and x.rank in wanted for x in self._residencies):
             free = [pool.available for pool in self._store.pools]
             self._refuse(step, f"replicas need {short} more free pages on a rank; free are {free}")
 
