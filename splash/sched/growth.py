@@ -60,8 +60,8 @@ class Growth:
         return True
 
     def grow_ahead(self, num_steps: int) -> int:
-        """The blocks that the decodes take in `num_steps` steps, in the order in which single steps would take them.
-        Returns the steps for which there was room."""
+        """The blocks that the decodes take in `num_steps` steps, in the order in which single steps would take them;
+        what retires comes free after the first. Returns the steps for which there was room."""
         records, size = self._decodes.records, self._store.block_size
         draft = PlanDraft(self._progress.planned + 1)
         due: list[tuple[int, int]] = [
@@ -70,12 +70,15 @@ class Growth:
             for step in range(record.room - record.computed, num_steps, size)
         ]
         for step, growing in groupby(sorted(due), key=_first):
+            if step:
+                self._store.collect(self._progress.collected)
             together = [records[place] for _, place in growing]
             need = summed(self._store.fresh(record.present, len(record.blocks)) for record in together)
             if self._store.lacking(need):
                 return step
             for record in together:
                 self._allocate(record, record.room + 1, draft)
+        self._store.collect(self._progress.collected)
         return num_steps
 
     def _allocate(self, record: Record, length: int, draft: PlanDraft) -> list[int]:

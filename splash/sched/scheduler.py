@@ -22,7 +22,7 @@ from splash.sched.draft import PlanDraft
 from splash.sched.goals import longest_held
 from splash.sched.growth import Growth
 from splash.sched.journal import Journal
-from splash.sched.observe import pool_sample
+from splash.sched.observe import PoolSamples
 from splash.sched.pace import Pace
 from splash.sched.policy import Policy
 from splash.sched.progress import Progress
@@ -119,6 +119,7 @@ class Scheduler:
             pace=self.pace,
             journal=journal,
         )
+        self._samples = samples = PoolSamples(store=store, roster=roster, config=config, journal=journal)
         self.steady = Steady(
             store=store,
             roster=roster,
@@ -128,6 +129,7 @@ class Scheduler:
             transitions=transitions,
             aim=aim,
             pace=self.pace,
+            samples=samples,
             config=config,
             progress=progress,
             journal=journal,
@@ -135,7 +137,6 @@ class Scheduler:
         self._plan: StepPlan | None = None
         self._flips = 0
         """Requests that flipped before the plan in flight."""
-        self._next_sample_s = 0.0
 
     # ---- requests
 
@@ -260,7 +261,7 @@ class Scheduler:
         margin = self._config.watermark_pages if self.running else 0
         budget = self.pace.copy_budget(idle=not plan.num_rows)
         self.transitions.background(plan.index, budget, margin)
-        self._sample_pool()
+        self._samples.take_when_due()
         self.drain_events()
 
     def update(self, result: StepResult) -> list[Output]:
@@ -284,12 +285,6 @@ class Scheduler:
         records = self._roster.known.values()
         blocks = [block for record in records for block in record.blocks]
         self.store.check(blocks, self.transitions.extra_pages(), [record.state for record in records])
-
-    def _sample_pool(self) -> None:
-        now = self._journal.now()
-        if now >= self._next_sample_s:
-            self._next_sample_s = now + self._config.sample_period_s
-            self._journal.emit(pool_sample(now, self.store, self.running.values(), len(self.waiting)))
 
 
 def _derived_seed(seed: int, request_id: int) -> int:

@@ -12,12 +12,14 @@ from splash.sched.aim import Aim
 from splash.sched.decodes import Decodes
 from splash.sched.growth import Growth
 from splash.sched.journal import Journal
-from splash.sched.observe import rows_by
+from splash.sched.observe import PoolSamples, rows_by
 from splash.sched.pace import Pace
 from splash.sched.progress import Progress
 from splash.sched.roster import Roster
 from splash.sched.transition import Transitions
 
+LEAST, CHANGED_LEAST = 2, 3
+"""Steps that are worth it: one that is left over is taken by itself."""
 REBALANCE_PERIOD = 32
 """Steps between two looks at the owners' shares."""
 
@@ -36,6 +38,7 @@ class Steady:
         transitions: Transitions,
         aim: Aim,
         pace: Pace,
+        samples: PoolSamples,
         config: SchedulerConfig,
         progress: Progress,
         journal: Journal,
@@ -48,24 +51,36 @@ class Steady:
         self._transitions = transitions
         self._aim = aim
         self._pace = pace
+        self._samples = samples
         self._config = config
         self._progress = progress
         self._journal = journal
 
     def num_steps(self) -> int:
-        """How many of the next steps are sure to compute the same rows as the last one, one token further each: nobody
-        arrives in them, ends, is admitted or moves, and the policy is not asked. 0 if that is not sure."""
+        """How many of the next steps are sure to compute the same rows, one token further each: nobody arrives in them,
+        ends, is admitted or moves, and the policy is not asked. 0 if that is not sure, or there are few."""
+        if self._aim.wished or not self._transitions.at_rest or not self._admission.idle:
+            return 0
+        changed = not self._decodes.settled or not self._roster.settled or self._store.num_retiring > 0
+        if changed and not self._changed_simply():
+            return 0
+        self._decodes.settle()
+        num_steps = self._unchanged()
+        return 0 if num_steps < (CHANGED_LEAST if changed else LEAST) else num_steps
+
+    def take_gone(self) -> list[int]:
+        """Who has left since the last step: no plan will say so."""
+        return self._roster.take_gone()
+
+    def _changed_simply(self) -> bool:
+        """With the last step decodes began or ended, and its successor has nothing else to see to."""
+        nobody = not len(self._roster.waiting) or self._admission.full
+        return nobody and self._transitions.rested and not self._samples.due
+
+    def _unchanged(self) -> int:
+        """Steps until a decode ends, or somebody looks."""
         records = self._decodes.records
-        if (
-            not self._roster.settled
-            or not self._decodes.settled
-            or not records
-            or len(records) != len(self._roster.running)
-            or self._aim.switching
-            or not self._transitions.at_rest
-            or self._store.num_retiring
-            or not self._admission.idle
-        ):
+        if not records or len(records) != len(self._roster.running):
             return 0
         quiet = min(r.limit - len(r.tokens) for r in records) - 1
         next_step = self._progress.planned + 1

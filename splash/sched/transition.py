@@ -89,6 +89,11 @@ class Transitions:
         return not self.open and not self._replicas.recheck and not self._moves.unsettled and self.complete
 
     @property
+    def rested(self) -> bool:
+        """It is so, and was at the last look, so that another one is in vain."""
+        return self._rested and self.at_rest
+
+    @property
     def complete(self) -> bool:
         """Whether nothing that the target asked for was given up."""
         return not self._replicas.refused and not self._moves.stranded

@@ -58,6 +58,10 @@ class CostExecutor:
     def close(self) -> None:
         """Nothing to end."""
 
+    def forget(self, requests: Iterable[int]) -> None:
+        """Those have left, and no plan will say so."""
+        self._mirror.forget(requests)
+
     def ends_ahead(self, num_steps: int) -> list[int]:
         """When each of the next `num_steps` steps of the present decodes will end, nanoseconds."""
         total = np.broadcast_to(self._cost.step(self._mirror.ahead(num_steps)).total, num_steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,10 +105,7 @@ class LengthMirror:
 
     def apply(self, plan: StepPlan) -> tuple[Work, int]:
         """The rows of the plan's step, and how many of them sample a token."""
-        for request in plan.gone:
-            seen = self._requests.pop(request, None)
-            if seen is not None and seen.row is not None:
-                self._decodes.remove(seen)
+        self.forget(plan.gone)
         for admit in plan.admits:
             self._requests[admit.request] = Seen(admit.at, len(admit.tokens))
         for flip in plan.flips:
@@ -126,6 +124,13 @@ class LengthMirror:
                 self._decodes.add(seen, seen.known - self._steps)
                 sampled += 1
         return Work(decodes, prompts, sampled), sampled
+
+    def forget(self, requests: Iterable[int]) -> None:
+        """They have left; one that is not known is ignored."""
+        for request in requests:
+            seen = self._requests.pop(request, None)
+            if seen is not None and seen.row is not None:
+                self._decodes.remove(seen)
 
     def ahead(self, num_steps: int) -> Work:
         """The next `num_steps` steps, of the present decodes alone, as one work whose contexts are arrays."""

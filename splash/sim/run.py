@@ -57,6 +57,10 @@ class SimulatedExecutor(Executor, Protocol):
         """There is work, and a step is about to be planned: the clock moves to when that is."""
         ...
 
+    def forget(self, requests: Iterable[int]) -> None:
+        """Those have left, and no plan will say so."""
+        ...
+
     def ends_ahead(self, num_steps: int) -> list[int]:
         """When each of the next `num_steps` steps of the present decodes will end, nanoseconds."""
         ...
@@ -212,6 +216,7 @@ class Simulation:
         if num_steps < 2:
             return False
         start_ns = self._clock.now_ns
+        self._executor.forget(self._scheduler.steady.take_gone())
         ends = self._executor.ends_ahead(num_steps)
         next_ns = self._source.next_ns
         if next_ns is not None:

@@ -65,6 +65,9 @@ class RecordedExecutor:
     def close(self) -> None:
         """Nothing to end."""
 
+    def forget(self, requests: Iterable[int]) -> None:
+        """Recorded results do not depend on it."""
+
     def ends_ahead(self, num_steps: int) -> list[int]:
         """Every step is taken by itself."""
         return []
