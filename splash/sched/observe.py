@@ -27,14 +27,13 @@ class PoolSamples:
         self._journal = journal
         self._next_s = 0.0
 
-    @property
-    def due(self) -> bool:
-        return self._journal.now() >= self._next_s
+    def due(self, time_s: float) -> bool:
+        return time_s >= self._next_s
 
     def take_when_due(self) -> None:
-        if not self.due:
-            return
         now, running = self._journal.now(), self._roster.running.values()
+        if not self.due(now):
+            return
         self._next_s = now + self._config.sample_period_s
         self._journal.emit(pool_sample(now, self._store, running, len(self._roster.waiting)))
 

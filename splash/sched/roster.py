@@ -32,7 +32,7 @@ class Roster:
         self.waiting = WaitingQueue()
         self.running = running
         """By id, in order of admission."""
-        self._gone: list[int] = []
+        self.gone: list[int] = []
         """Left since the last plan: the executors must hear."""
         self._store = store
         self._transitions = transitions
@@ -92,18 +92,18 @@ class Roster:
         del self.known[record.id]
 
     def take_gone(self) -> list[int]:
-        gone, self._gone = self._gone, []
+        gone, self.gone = self.gone, []
         return gone
 
     @property
     def busy(self) -> bool:
         """Requests, or messages about them to the executors."""
-        return bool(self.running or self._gone or len(self.waiting))
+        return bool(self.running or self.gone or len(self.waiting))
 
     @property
     def settled(self) -> bool:
         """The executors know all who have left."""
-        return not self._gone
+        return not self.gone
 
     def _leave(self, record: Record) -> None:
         """Out of the running table; the executors forget it with the next plan."""
@@ -113,7 +113,7 @@ class Roster:
         self._transitions.forget(record, self._progress.planned)
         record.running = record.decoding = False
         record.next = None
-        self._gone.append(record.id)
+        self.gone.append(record.id)
         self._stir()
 
     def _stir(self) -> None:

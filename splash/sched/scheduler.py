@@ -130,6 +130,7 @@ class Scheduler:
             aim=aim,
             pace=self.pace,
             samples=samples,
+            results=self._results,
             config=config,
             progress=progress,
             journal=journal,

@@ -133,8 +133,9 @@ class LengthMirror:
                 self._decodes.remove(seen)
 
     def ahead(self, num_steps: int) -> Work:
-        """The next `num_steps` steps, of the present decodes alone, as one work whose contexts are arrays."""
-        decodes = self._decodes.rows(self._steps + np.arange(1, num_steps + 1))
+        """The next `num_steps` steps, of the present decodes alone, as one work; the contexts of several are arrays."""
+        ahead = 1 if num_steps == 1 else np.arange(1, num_steps + 1)
+        decodes = self._decodes.rows(self._steps + ahead)
         return Work(decodes, (), sum(d.rows for d in decodes))
 
     def advance(self, num_steps: int) -> None:

@@ -16,6 +16,7 @@ from splash.core.errors import CapacityError, RequestError
 from splash.core.events import Event, EventSink, RunStarted
 from splash.core.params import SamplingParams
 from splash.core.request import Request, check_prompt
+from splash.sched.results import Output
 from splash.sched.scheduler import Scheduler
 from splash.sched.step import Executor, StepPlan
 from splash.sim.clock import VirtualClock, seconds
@@ -203,31 +204,36 @@ class Simulation:
             self._on_plan(plan)
         self._executor.submit(plan)
         self._scheduler.prepare()
-        for output in self._scheduler.update(self._executor.collect()):
-            if output.finish_reason is not None:
-                self._source.ended(output.request, self._clock.now_ns)
+        self._take_outputs(self._scheduler.update(self._executor.collect()))
         return True
 
     def _jump(self) -> bool:
         """Steps that end before the next arrival, all but the last of them, and before the next switch."""
-        num_steps = min(self._scheduler.steady.num_steps(), MAX_JUMP)
+        steady = self._scheduler.steady
+        stretch = steady.ahead()
+        num_steps = min(stretch.num_steps, MAX_JUMP)
         if self._switches:
             num_steps = min(num_steps, self._switches[0][0] - self._scheduler.next_step)
-        if num_steps < 2:
+        if num_steps < 1:
             return False
         start_ns = self._clock.now_ns
-        self._executor.forget(self._scheduler.steady.take_gone())
+        self._executor.forget(steady.gone)
         ends = self._executor.ends_ahead(num_steps)
         next_ns = self._source.next_ns
         if next_ns is not None:
             ends = ends[: sum(end < next_ns for end in ends) + 1]
         starts = [start_ns, *ends]
-        made = self._scheduler.steady.jump(
-            [(seconds(a), seconds(b)) for a, b in zip(starts, ends, strict=False)]
-        )
+        times = [(seconds(a), seconds(b)) for a, b in zip(starts, ends, strict=False)]
+        made = steady.jump(times, stretch)
         if made:
             self._executor.advance(made, ends[made - 1])
+            self._take_outputs(steady.end(*times[made - 1]))
         return made > 0
+
+    def _take_outputs(self, outputs: Iterable[Output]) -> None:
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._source.ended(output.request, self._clock.now_ns)
 
     def _emit(self, event: Event) -> None:
         for sink in self._sinks:
