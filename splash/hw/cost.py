@@ -50,7 +50,7 @@ class StepCost:
 
 
 class CostModel:
-    """Prices steps. Immutable once made; a step has at most `max_rows` rows."""
+    """Prices steps. What it says never changes; a step has at most `max_rows` rows."""
 
     def __init__(
         self,
@@ -81,12 +81,16 @@ class CostModel:
         self._indexers = num_indexers(spec)
         self._alone = np.eye(ranks)
         """By rank, a one for itself."""
+        self._last: _Decoding | None = None
 
     def step(self, work: Work) -> StepCost:
         """Seconds of `work`; where its contexts are arrays over steps, so are the results."""
         tables, num_rows = self._tables, work.num_rows
-        rows, traffic = _Rows(self.ranks), _Traffic()
-        attended = self._decodes(work.decodes, rows, traffic) + self._prompts(work.prompts, rows, traffic)
+        decoding = self._decoding(work.decodes)
+        rows, traffic, attended = decoding.rows, decoding.traffic, decoding.attended
+        if work.prompts:
+            rows, traffic = rows.copy(), traffic.copy()
+            attended = attended + self._prompts(work.prompts, rows, traffic)
         by_rank = rows.whole_s(tables.whole)
         projected = max(by_rank)
         alike, closing = self._rows_between(work, rows)
@@ -120,6 +124,14 @@ class CostModel:
 
     # ---- parts
 
+    def _decoding(self, decodes: tuple[DecodeRows, ...]) -> _Decoding:
+        """What the decodes come to. The last ones are remembered: they are often priced again, beside chunks."""
+        if self._last is None or self._last.decodes is not decodes:
+            rows, traffic = _Rows(self.ranks), _Traffic()
+            attended = self._decodes(decodes, rows, traffic)
+            self._last = _Decoding(decodes, rows, traffic, attended)
+        return self._last
+
     def _decodes(self, decodes: Sequence[DecodeRows], rows: _Rows, traffic: _Traffic) -> Figure:
         """Attention seconds of the decode rows: of all ranks alike, or [..., ranks]."""
         for group in decodes:
@@ -140,8 +152,6 @@ class CostModel:
 
     def _prompts(self, prompts: Sequence[PromptRows], rows: _Rows, traffic: _Traffic) -> Figure:
         """As `_decodes`, of the chunks; those of one kind are attended together."""
-        if not prompts:
-            return 0.0
         reads: dict[tuple[bool, bool], PromptReads] = {}
         scores = self._attention.prompts()
         keeps = self._attention.keeps
@@ -286,6 +296,12 @@ class _Traffic:
         """Collectives that bring a prompt's history, without index keys, and their bytes."""
         self.candidates: Figure = 0.0
 
+    def copy(self) -> _Traffic:
+        copy = _Traffic()
+        copy.into, copy.gathers = dict(self.into), list(self.gathers)
+        copy.queries, copy.back, copy.candidates = self.queries, self.back, self.candidates
+        return copy
+
     def add(self, wire: _Wire, layout: str, home: int, rows: int, ranks: int) -> None:
         """Rows whose queries meet the history where it lies."""
         f = 1 - 1 / ranks
@@ -304,6 +320,12 @@ class _Rows:
         self.shard = dict.fromkeys(PARTS, 0)
         self.whole = {part: [0] * ranks for part in PARTS}
         self._ranks = ranks
+
+    def copy(self) -> _Rows:
+        copy = _Rows(self._ranks)
+        copy.shard = dict(self.shard)
+        copy.whole = {part: list(rows) for part, rows in self.whole.items()}
+        return copy
 
     def add(self, layout: str, home: int, count: int, method: Method, *, absorbed: bool) -> None:
         parts = PARTS if absorbed else ("q", "o")
@@ -337,6 +359,17 @@ class _Rows:
         return [tables.q[q] + tables.uk[uk] + tables.uv[uv] + tables.o[o] for q, uk, uv, o in by_part]
 
 
+@dataclass(frozen=True, slots=True)
+class _Decoding:
+    """The decodes of a step, and what they alone come to: not to be added to."""
+
+    decodes: tuple[DecodeRows, ...]
+    rows: _Rows
+    traffic: _Traffic
+    attended: Figure
+    """Seconds of attention: of all ranks alike, or [..., ranks]."""
+
+
 def _reads(decodes: Sequence[DecodeRows], placement: Placement, ranks: int) -> tuple[Figure, Figure, Figure]:
     """Rows, context and selected tokens that each rank attends over, of decodes of one placement: numbers where one
     step's ranks are alike, else [..., ranks], or [..., 1] where those of several steps are."""
@@ -357,9 +390,13 @@ def _reads(decodes: Sequence[DecodeRows], placement: Placement, ranks: int) -> t
 
 def _stacked(values: list[Figure]) -> Figure:
     """[..., ranks] of one value, or one array over steps, by rank."""
-    if any(isinstance(value, np.ndarray) for value in values):
-        return np.stack(np.broadcast_arrays(*values), axis=-1)
-    return np.array(values)
+    steps = next((value for value in values if isinstance(value, np.ndarray)), None)
+    if steps is None:
+        return np.array(values)
+    stacked = np.empty((*steps.shape, len(values)))
+    for rank, value in enumerate(values):
+        stacked[..., rank] = value
+    return stacked
 
 
 def _each_rank(value: Figure) -> Figure:

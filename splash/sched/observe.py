@@ -92,15 +92,23 @@ def pool_sample(now: float, store: KVStore, running: Collection[Record], waiting
 def _live_pages(store: KVStore, running: Collection[Record]) -> list[Counter[str]]:
     """By rank and layout: the pages that running requests hold in their present place."""
     topo = store.topo
-    blocks = Counter((record.present, len(record.blocks)) for record in running)
     held: list[Counter[str]] = [Counter() for _ in range(topo.ranks)]
-    for (at, num_blocks), requests in blocks.items():
-        rounds, rest = divmod(num_blocks, topo.ranks)
-        for index in range(topo.ranks):
-            times = requests * (rounds + (index < rest))
+    for at, blocks in _blocks(running, topo.ranks).items():
+        for index, times in enumerate(blocks):
             for rank, pages in enumerate(store.fresh(at, index)):
                 held[rank][at.layout.name] += times * pages
     return held
+
+
+def _blocks(running: Collection[Record], ranks: int) -> dict[Assignment, list[int]]:
+    """By place: how many blocks have each index modulo the ranks, which is all that their holders depend on."""
+    blocks: dict[Assignment, list[int]] = {}
+    for (at, num_blocks), requests in Counter((r.present, len(r.blocks)) for r in running).items():
+        rounds, rest = divmod(num_blocks, ranks)
+        of_place = blocks.setdefault(at, [0] * ranks)
+        for index in range(ranks):
+            of_place[index] += requests * (rounds + (index < rest))
+    return blocks
 
 
 def rows_by(places: Mapping[Assignment, int], ranks: int) -> tuple[dict[str, int], list[int]]:

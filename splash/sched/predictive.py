@@ -11,7 +11,7 @@ expected to last as long as the work that it was computed from.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -207,9 +207,7 @@ class PredictivePolicy:
         if target.striped_from is None:
             sums = {target.layout: at_hand.sums(admitted)}
         else:
-            kinds: dict[Layout, list[int]] = {}
-            for length in at_hand.lengths(admitted):
-                kinds.setdefault(target.layout_of(length), []).append(length)
+            kinds = _by_layout(at_hand.lengths(admitted), target)
             sums = {layout: _Sums.of(lengths, self._prices.keeps) for layout, lengths in kinds.items()}
         groups = [group for layout, these in sums.items() for group in self._groups(layout, these)]
         return Work(tuple(groups), sampled=sum(these.count for these in sums.values()))
@@ -245,9 +243,11 @@ class PredictivePolicy:
         or as many in a step as came."""
         if load.prompt_rows < 1 or not load.recent_prompts:
             return 0.0
-        kinds: dict[Layout, list[int]] = {}
-        for length in load.recent_prompts:
-            kinds.setdefault(target.layout_of(length), []).append(length)
+        kinds: Mapping[Layout, Sequence[int]]
+        if target.striped_from is None:
+            kinds = {target.layout: load.recent_prompts}
+        else:
+            kinds = _by_layout(load.recent_prompts, target)
         total, ratio, seconds = sum(load.recent_prompts), self._ratio(target.name), 0.0
         for layout, lengths in kinds.items():
             rows = load.prompt_rows * sum(lengths) / total
@@ -334,6 +334,13 @@ class PredictivePolicy:
 
     def _ratio(self, layout: str) -> float:
         return self._ratios.get(layout, self._common_ratio)
+
+
+def _by_layout(lengths: Sequence[int], target: Target) -> dict[Layout, list[int]]:
+    kinds: dict[Layout, list[int]] = {}
+    for length in lengths:
+        kinds.setdefault(target.layout_of(length), []).append(length)
+    return kinds
 
 
 def _uneven_homes(num_prompts: int, ranks: int) -> int:

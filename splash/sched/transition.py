@@ -90,8 +90,8 @@ class Transitions:
 
     @property
     def rested(self) -> bool:
-        """It is so, and was at the last look, so that another one is in vain."""
-        return self._rested and self.at_rest
+        """It was at rest at the last look: if it still is, another one is in vain."""
+        return self._rested
 
     @property
     def complete(self) -> bool:
