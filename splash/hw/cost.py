@@ -93,7 +93,8 @@ class CostModel:
             attended = attended + self._prompts(work.prompts, rows, traffic)
         by_rank = rows.whole_s(tables.whole)
         projected = max(by_rank)
-        alike, closing = self._rows_between(work, rows)
+        divisible = self._scattered and may_scatter(work, self.ranks)
+        alike, closing = self._rows_between(rows, num_rows, divisible=divisible)
         return StepCost(
             projections=alike + rows.shard_s(tables.shard) + projected,
             attention=_slowest(by_rank, attended) - projected + self._recurrent_s(work),
@@ -105,7 +106,8 @@ class CostModel:
 
     def step_s(self, work: Work) -> float:
         """Seconds of one step."""
-        return float(np.max(self.step(work).total))
+        total = self.step(work).total
+        return float(total if isinstance(total, float) else np.max(total))
 
     def copy_s(self, num_bytes: float) -> float:
         """Seconds until bytes of pages or shards have come from a peer."""
@@ -194,12 +196,12 @@ class CostModel:
         else:
             scores.add(chunk.start, chunk.count, keeps, share=1.0, on=1.0)
 
-    def _rows_between(self, work: Work, rows: _Rows) -> tuple[float, float]:
+    def _rows_between(self, rows: _Rows, num_rows: int, *, divisible: bool) -> tuple[float, float]:
         """What a rank computes of each of its rows whatever the layout, and the collectives that close layers: with all
         rows on every rank, or divided where they may be and that is faster."""
-        tables, num_rows = self._tables, work.num_rows
+        tables = self._tables
         replicated = tables.replicated[num_rows], tables.closing[num_rows]
-        if not (self._scattered and may_scatter(work, self.ranks)):
+        if not divisible:
             return replicated
         own = max(rows.own_rows(), -(-num_rows // self.ranks))
         scattered = tables.replicated[own], tables.scattered_closing[num_rows]
@@ -247,11 +249,13 @@ class CostModel:
         queries = max(traffic.into.values(), default=0.0) + traffic.queries
         exchanged = self._collective_s("all_to_all", queries) + self._collective_s("all_to_all", traffic.back)
         exchanged += sum(self._collective_s(op, num_bytes) for op, num_bytes in traffic.gathers)
-        chosen = ops.collective_s(self.profile, "all_gather", self.ranks, traffic.candidates)
+        chosen = self._collective_s("all_gather", traffic.candidates)
         return self._layers * exchanged + self._indexers * chosen
 
-    def _collective_s(self, op: str, num_bytes: float) -> float:
-        return float(ops.collective_s(self.profile, op, self.ranks, num_bytes)) if num_bytes else 0.0
+    def _collective_s(self, op: str, num_bytes: Figure) -> Figure:
+        if isinstance(num_bytes, float) and not num_bytes:
+            return 0.0
+        return ops.collective_s(self.profile, op, self.ranks, num_bytes)
 
     def _overhead_s(self, work: Work) -> float:
         host = self.profile.host
@@ -408,5 +412,5 @@ def _slowest(projected: list[float], attended: Figure) -> Figure:
     """Seconds of the slowest rank, of one step or of each: all ranks alike, or [..., ranks]."""
     if not isinstance(attended, np.ndarray):
         return max(projected) + attended
-    slowest = np.max(np.array(projected) + attended, axis=-1)
+    slowest = (np.array(projected) + attended).max(axis=-1)
     return slowest if slowest.ndim else float(slowest)

@@ -194,8 +194,8 @@ def gqa_decode_s(
 def _decode(
     decode: Decode, rows: Count, kv_tokens: Count, heads: Count, width: int, token_bytes: float
 ) -> Seconds:
-    compute = 2.0 * kv_tokens * _round_up(heads, _multiple(decode)) * width / _by_heads(decode, heads)
-    num_bytes = kv_tokens * token_bytes + rows * heads * width * ACTIVATION_BYTES["bfloat16"]
+    compute = kv_tokens * (2.0 * _round_up(heads, _multiple(decode)) * width) / _by_heads(decode, heads)
+    num_bytes = kv_tokens * token_bytes + rows * (heads * width * ACTIVATION_BYTES["bfloat16"])
     read = _overlap(compute, num_bytes / decode.bandwidth.value, _one_row(rows, kv_tokens, decode.per_token))
     fixed = decode.fixed.value
     merge = _value(decode.split) * read / (read + fixed)
@@ -241,7 +241,7 @@ def indexer_s(
     a key's bytes divided by the rows that read it together.
     """
     indexer = p.attention.indexer
-    flops = 2.0 * kv_tokens * heads * head_dim
+    flops = kv_tokens * (2.0 * heads * head_dim)
     if indexer is None:
         return _roofline(p.gemm.bfloat16, flops, kv_tokens * (key_bytes + 8.0))
     return _roofline(indexer, flops, kv_tokens * key_bytes) + _one_row(rows, kv_tokens, indexer.per_token)
@@ -293,7 +293,7 @@ def gqa_prefill_s(
 def _prefill(
     prefill: Prefill, pairs: Count, kv_tokens: Count, width: Count, token_bytes: Count, longest: Count
 ) -> Seconds:
-    compute = _overlap(2.0 * pairs * width / prefill.flops.value, longest * _value(prefill.per_token))
+    compute = _overlap(pairs * (2.0 * width) / prefill.flops.value, longest * _value(prefill.per_token))
     traffic = kv_tokens * token_bytes / prefill.bandwidth.value
     return (pairs > 0) * (prefill.fixed.value + compute + traffic)
 

@@ -38,11 +38,15 @@ class SlotState(IntEnum):
     RESIDENT = 3
 
 
+NEVER_RELEASED = tuple(map(int, (PageState.FREE, PageState.NULL, PageState.WEIGHT)))
+
+
 class PagePool:
     """The pages of one rank. Ordinary pages are handed out first, those of open slots last."""
 
     __slots__ = (
         "_counts",
+        "_null_page",
         "_ordinary",
         "_pins",
         "_slot_free",
@@ -58,6 +62,7 @@ class PagePool:
         """Only the own shard is resident. `prefer_slots` hands out slot pages first (tests of evacuation)."""
         self.geometry = geometry
         self.rank = rank
+        self._null_page = geometry.null_page
         self.prefer_slots = prefer_slots
         self._states = bytearray(geometry.num_pages)
         self._counts = [0] * len(PageState)
@@ -102,12 +107,12 @@ class PagePool:
 
     def release(self, page: int) -> None:
         """Back to the free pages; it must be neither free nor pinned."""
-        if page in self._pins or self._states[page] in (PageState.FREE, PageState.NULL, PageState.WEIGHT):
+        if page in self._pins or self._states[page] in NEVER_RELEASED:
             raise AssertionError(
                 f"rank {self.rank} page {page}: released while {self.state(page).name}, pins {self._pins.get(page, 0)}"
             )
         self._mark(page, PageState.FREE)
-        if page > self.geometry.null_page:
+        if page > self._null_page:
             self._ordinary.append(page)
             self.available += 1
         else:

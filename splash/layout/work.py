@@ -58,8 +58,8 @@ def may_scatter(work: Work, ranks: int) -> bool:
     """Whether the rows may be divided over the ranks between layers: each is computed whole by one rank, by full
     projections and without an exchange, and there are at least as many rows as ranks (DESIGN §2)."""
     return (
-        work.num_rows >= ranks
-        and all(at.layout.projection is Projection.FULL for at in work.places)
+        all(at.layout.projection is Projection.FULL for at in work.places)
         and all(group.at.layout.placement is Placement.OWNER for group in work.decodes)
         and all(chunk.method is not Method.EXCHANGE for chunk in work.prompts)
+        and work.num_rows >= ranks
     )

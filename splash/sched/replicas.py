@@ -89,7 +89,8 @@ class Replicas:
             places = [r.present for r in self._running.values()]
             if not self.refused:
                 places += [r.goal for r in self._running.values()]
-            self._users = {rank for at in set(places) for rank in full_ranks(at, ranks)}
+            full = {at for at in places if at.layout.projection is Projection.FULL}
+            self._users = {rank for at in full for rank in full_ranks(at, ranks)}
         return self._users
 
     # ---- news

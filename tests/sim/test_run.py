@@ -105,6 +105,17 @@ def test_a_jump_is_single_steps(text: str, target: str, auto: bool) -> None:
         assert a.counts() == b.counts()
 
 
+def test_jumps_begin_and_end_with_changes() -> None:
+    """Red when the step in which a request ends, or the one after it, is taken by itself."""
+    workload = load("rl-drain:prompts=4,samples=4,cap=600", seed=3)
+    plans, events, _ = followed(deployed("deepseek-v3.2"), workload, jumps=True, target="dop")
+    ends = {event.t for event in events if isinstance(event, RequestFinished)}
+    last = {event.step for event in events if isinstance(event, StepDone) and event.t in ends}
+    assert len(last) > 4
+    assert len(last - plans.keys()) > len(last) / 2
+    assert len({step + 1 for step in last} - plans.keys()) > len(last) / 2
+
+
 def test_a_jump_ends_where_a_switch_is() -> None:
     """Red when steps are jumped over at which a layout was to become the target."""
     workload, deployment = load("rl-drain:prompts=4,samples=4,cap=600", seed=1), deployed("deepseek-v3.2")

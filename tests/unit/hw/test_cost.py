@@ -324,7 +324,26 @@ def test_an_array_of_steps_costs_what_each_of_them_costs(name: str, layout: str)
         sampled=single[0].sampled,
     )
     found = np.broadcast_to(model(name).step(together).total, 3)
-    assert found == pytest.approx([model(name).step_s(work) for work in single])
+    assert found.tolist() == [model(name).step_s(work) for work in single], "to the last bit"
+
+
+@pytest.mark.parametrize("layout", ["dp", "dop", "cp"])
+def test_decodes_cost_the_same_before_and_after_chunks_beside_them(layout: str) -> None:
+    """Red when chunks are added to what is remembered of the decodes, or the decodes of another step are remembered."""
+    name = "deepseek-v3.2"
+    at, costs = assigned(LAYOUTS[layout], 2), model(name)
+    method = Method.LOCAL if layout == "dp" else Method.GATHER
+    alone, other = decodes(name, layout), decodes(name, layout, length=4000)
+    beside = Work(alone.decodes, (PromptRows(at, method, 8192, CHUNK),), alone.sampled)
+    asked = [costs.step_s(work) for work in (alone, beside, beside, alone, other, beside, alone)]
+    known = {
+        id(work): CostModel(
+            spec=spec_of(name), profile=P, ranks=RANKS, precision=precision_of(name), max_rows=MAX_ROWS
+        ).step_s(work)
+        for work in (alone, beside, other)
+    }
+    assert asked == [known[id(work)] for work in (alone, beside, beside, alone, other, beside, alone)]
+    assert len(set(asked)) == 3
 
 
 def test_recurrent_layers_read_no_cache_and_exchange_nothing() -> None:
