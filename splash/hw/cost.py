@@ -128,11 +128,12 @@ class CostModel:
 
     def _decoding(self, decodes: tuple[DecodeRows, ...]) -> _Decoding:
         """What the decodes come to. The last ones are remembered: they are often priced again, beside chunks."""
-        if self._last is None or self._last.decodes is not decodes:
+        last = self._last
+        if last is None or last.decodes is not decodes:
             rows, traffic = _Rows(self.ranks), _Traffic()
             attended = self._decodes(decodes, rows, traffic)
-            self._last = _Decoding(decodes, rows, traffic, attended)
-        return self._last
+            last = self._last = _Decoding(decodes, rows, traffic, attended)
+        return last
 
     def _decodes(self, decodes: Sequence[DecodeRows], rows: _Rows, traffic: _Traffic) -> Figure:
         """Attention seconds of the decode rows: of all ranks alike, or [..., ranks]."""
