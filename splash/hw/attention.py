@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from splash.hw import ops
-from splash.hw.figures import Figure, least, most
+from splash.hw.figures import Figure, least
 from splash.hw.precision import Precision
 from splash.hw.profile import HardwareProfile, Prefill
 from splash.hw.rows import num_attention_layers, num_indexers
@@ -16,35 +19,66 @@ ROUNDING = 1e-9
 
 
 class PromptReads:
-    """What the chunks of one kind have to attend to: a number where all ranks are alike, else an array over them."""
+    """What a rank has to attend to of the chunks of one kind."""
 
     def __init__(self, prefill: Prefill) -> None:
         """`prefill`: the kernel, which computes pairs in whole tiles."""
         self._prefill = prefill
         self.pairs: Figure = 0.0
         """Causal (row, token) pairs."""
-        self.selected: Figure = 0.0
+        self.selected = 0.0
         """Those kept by sparse attention."""
-        self.rows: Figure = 0.0
+        self.rows = 0
         """Of which they are."""
-        self.tokens: Figure = 0.0
+        self.tokens = 0
         """So far, of all prompts."""
-        self.longest: Figure = 0.0
+        self.longest = 0
         """Tokens so far of the longest prompt."""
-        self.projected: Figure = 0.0
+        self.projected = 0
         """Rows whose queries this rank projects."""
 
-    def add(
-        self, start: int, count: int, keeps: float, *, share: float, on: Figure, projected: int = 0
-    ) -> None:
-        """A chunk, of whose (row, token) pairs each rank has `share`, and projects queries of so many rows: every rank
-        (`on` is 1), or those where `on` has a one."""
-        self.pairs = self.pairs + on * (share * ops.prefill_pairs(self._prefill, count, start))
-        self.selected = self.selected + on * (share * selected_pairs(start, count, keeps))
-        self.rows = self.rows + on * count
-        self.tokens = self.tokens + on * (start + count)
-        self.longest = most(self.longest, on * (start + count))
-        self.projected = self.projected + on * projected
+    def add(self, start: int, count: int, keeps: float, *, share: float, projected: int = 0) -> None:
+        """A chunk, of whose (row, token) pairs the rank has `share`, and projects queries of so many rows."""
+        self.pairs += share * ops.prefill_pairs(self._prefill, count, start)
+        self.selected += share * selected_pairs(start, count, keeps)
+        self.rows += count
+        self.tokens += start + count
+        self.longest = max(self.longest, start + count)
+        self.projected += projected
+
+    def beside(self, other: PromptReads) -> PromptReads:
+        """Both."""
+        both = PromptReads(self._prefill)
+        both.pairs, both.selected = self.pairs + other.pairs, self.selected + other.selected
+        both.rows, both.tokens = self.rows + other.rows, self.tokens + other.tokens
+        both.longest, both.projected = max(self.longest, other.longest), self.projected + other.projected
+        return both
+
+
+class PlacedReads:
+    """What the ranks have to attend to of the chunks of one kind: all of them, or one of them."""
+
+    def __init__(self, prefill: Prefill, ranks: int) -> None:
+        self._prefill = prefill
+        self._ranks = ranks
+        self._everywhere = PromptReads(prefill)
+        self._alone: dict[int, PromptReads] = {}
+
+    def on(self, rank: int | None) -> PromptReads:
+        """Of that rank beside what all have; None: of all."""
+        if rank is None:
+            return self._everywhere
+        return self._alone.setdefault(rank, PromptReads(self._prefill))
+
+    def priced(self, price: Callable[[PromptReads], Figure]) -> Figure:
+        """Seconds of all ranks alike, or [ranks]; those that read the same are priced once."""
+        others = price(self._everywhere) if self._everywhere.rows else 0.0
+        if not self._alone:
+            return others
+        seconds = np.full(self._ranks, others)
+        for rank, reads in self._alone.items():
+            seconds[rank] = price(reads.beside(self._everywhere))
+        return seconds
 
 
 class AttentionCost:
@@ -111,20 +145,20 @@ class AttentionCost:
         index = self._spec.indexer
         if index is None:
             return 0.0
-        keys = reads.pairs / most(reads.rows, 1.0) / index.pool
+        keys = reads.pairs / max(reads.rows, 1) / index.pool
         product = ops.gemm_s(
             self._profile, reads.rows * index.num_heads, keys, index.head_dim, self._precision.attention
         )
         selection = ops.elementwise_s(self._profile, 2.0 * SCORE_BYTES * reads.pairs / index.pool)
         return self._indexers * (product + selection)
 
-    def prompts(self) -> PromptReads:
+    def prompts(self) -> PlacedReads:
         """No chunks yet."""
         attention = self._profile.attention
         prefill = (
             attention.gqa_prefill if isinstance(self._spec.attention, GQASpec) else attention.mla_prefill
         )
-        return PromptReads(prefill)
+        return PlacedReads(prefill, self._ranks)
 
     @property
     def keeps(self) -> float:

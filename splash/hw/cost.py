@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from splash.hw import ops
-from splash.hw.attention import AttentionCost, PromptReads, chooses
+from splash.hw.attention import AttentionCost, PlacedReads, chooses
 from splash.hw.figures import Figure, least
 from splash.hw.precision import Precision
 from splash.hw.profile import HardwareProfile
@@ -79,8 +80,6 @@ class CostModel:
         self._scattered = scattered and spec.kda is None
         self._layers = num_attention_layers(spec)
         self._indexers = num_indexers(spec)
-        self._alone = np.eye(ranks)
-        """By rank, a one for itself."""
         self._last: _Decoding | None = None
 
     def step(self, work: Work) -> StepCost:
@@ -155,7 +154,7 @@ class CostModel:
 
     def _prompts(self, prompts: Sequence[PromptRows], rows: _Rows, traffic: _Traffic) -> Figure:
         """As `_decodes`, of the chunks; those of one kind are attended together."""
-        reads: dict[tuple[bool, bool], PromptReads] = {}
+        reads: dict[tuple[bool, bool], PlacedReads] = {}
         scores = self._attention.prompts()
         keeps = self._attention.keeps
         for chunk in prompts:
@@ -173,29 +172,30 @@ class CostModel:
             read = reads[kind] = reads.get(kind) or self._attention.prompts()
             share = 1 / self.ranks if divided else 1.0
             projected = -(-chunk.count // self.ranks) if divided else chunk.count
-            on = self._alone[home] if at_owner else 1.0
-            read.add(chunk.start, chunk.count, keeps, share=share, on=on, projected=projected)
+            here = read.on(home if at_owner else None)
+            here.add(chunk.start, chunk.count, keeps, share=share, projected=projected)
             self._score(chunk, scores, traffic)
         seconds: Figure = 0.0
         for (whole, absorbed), read in reads.items():
-            seconds = seconds + self._attention.prompt_s(read, whole=whole, absorbed=absorbed)
-        return seconds + self._attention.scoring_s(scores)
+            price = partial(self._attention.prompt_s, whole=whole, absorbed=absorbed)
+            seconds = seconds + read.priced(price)
+        return seconds + scores.priced(self._attention.scoring_s)
 
-    def _score(self, chunk: PromptRows, scores: PromptReads, traffic: _Traffic) -> None:
+    def _score(self, chunk: PromptRows, scores: PlacedReads, traffic: _Traffic) -> None:
         """Where the indexer's keys are, there the rows are scored: on every rank, by the owner, or each stripe its own
         tokens. Who attends elsewhere is told the best, not the keys (ADR 0006)."""
         layout, keeps = chunk.at.layout, self._attention.keeps
         if chunk.start + chunk.count <= keeps:
             return
         if layout.placement is Placement.STRIPED:
-            scores.add(chunk.start, chunk.count, keeps, share=1 / self.ranks, on=1.0)
+            scores.on(None).add(chunk.start, chunk.count, keeps, share=1 / self.ranks)
             traffic.candidates += self._proposed(chunk.count, chunk.start + chunk.count, self.ranks)
         elif layout.placement is Placement.OWNER:
-            scores.add(chunk.start, chunk.count, keeps, share=1.0, on=self._alone[chunk.at.home])
+            scores.on(chunk.at.home).add(chunk.start, chunk.count, keeps, share=1.0)
             if chunk.method is Method.GATHER:
                 traffic.candidates += self._proposed(chunk.count, chunk.start + chunk.count, 1)
         else:
-            scores.add(chunk.start, chunk.count, keeps, share=1.0, on=1.0)
+            scores.on(None).add(chunk.start, chunk.count, keeps, share=1.0)
 
     def _rows_between(self, rows: _Rows, num_rows: int, *, divisible: bool) -> tuple[float, float]:
         """What a rank computes of each of its rows whatever the layout, and the collectives that close layers: with all
