@@ -14,6 +14,8 @@ from typing import Any
 import click
 
 from bench.machine import idleness, provenance, warn_if_busy
+from splash.layout.layouts import LAYOUTS
+from splash.sched.arriving import Arrived
 from splash.sched.policy import Load
 from splash.sched.predictive import PredictivePolicy
 from splash.sim.deployment import SimDeployment, deploy
@@ -49,18 +51,20 @@ def timed_run(deployed: SimDeployment, workload: str, seed: int) -> dict[str, An
 
 
 def decision_s(deployed: SimDeployment, num_requests: int, repeats: int = 50) -> float:
-    """Median seconds of one question with `num_requests` of many lengths running, and as many prompts waiting."""
+    """Median seconds of one question with `num_requests` of many lengths, a quarter of them waiting, and more coming;
+    every layout has room for what runs."""
     policy = PredictivePolicy(deployed.cost, deployed.limits())
-    lengths = [200 + 37 * number % 9000 for number in range(num_requests)]
+    lengths = [60 + 37 * number % 600 for number in range(num_requests)]
     questions = [
         Load(
             step=1000 + number,
-            lengths=lengths,
-            outputs=lengths,
+            lengths=lengths[num_requests // 4 :],
+            outputs=lengths[num_requests // 4 :],
             prompts=[],
-            waiting=lengths[: num_requests // 2],
+            waiting=lengths[: num_requests // 4],
             memory_bound=False,
             target="tp",
+            arrived=[Arrived(1000 + number - ago // 2, lengths[ago]) for ago in range(63, -1, -1)],
             decode_s=0.03,
         )
         for number in range(repeats)
@@ -68,8 +72,10 @@ def decision_s(deployed: SimDeployment, num_requests: int, repeats: int = 50) ->
     times = []
     for question in questions:
         begin = time.perf_counter()
-        policy.decide(question)
+        decision = policy.decide(question)
         times.append(time.perf_counter() - begin)
+        assert decision is not None
+        assert set(decision.predicted) == set(LAYOUTS), "every layout has room"
     return sorted(times)[repeats // 2]
 
 

@@ -7,7 +7,7 @@ a step takes as long as its slowest rank.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -18,6 +18,7 @@ from splash.hw.figures import Figure, least
 from splash.hw.precision import Precision
 from splash.hw.profile import HardwareProfile
 from splash.hw.rows import HeadTables, num_attention_layers, num_indexers, row_tables
+from splash.layout.change import Change, ChangeCost
 from splash.layout.layouts import CP, DCP, DOP, DP, Placement
 from splash.layout.rows import Method
 from splash.layout.work import DecodeRows, PromptRows, Work, may_scatter
@@ -77,6 +78,9 @@ class CostModel:
         self._wire = _Wire.of(spec, precision)
         self._unabsorbed = unabsorbed
         self._overlapped = overlapped_copies
+        self._node = int(profile.node.ranks.value)
+        self._outside = max(0, ranks - self._node) / max(1, ranks - 1)
+        """Share of the other ranks that are in other nodes."""
         self._scattered = scattered and spec.kda is None
         self._layers = num_attention_layers(spec)
         self._indexers = num_indexers(spec)
@@ -108,9 +112,31 @@ class CostModel:
         total = self.step(work).total
         return float(total if isinstance(total, float) else np.max(total))
 
-    def copy_s(self, num_bytes: float) -> float:
+    def steps_s(self, work: Work, prompts: Sequence[Sequence[PromptRows]]) -> list[float]:
+        """Seconds of the step of `work`, with each of these chunks in place of its own."""
+        return [self.step_s(replace(work, prompts=tuple(chunks))) for chunks in prompts]
+
+    def change(self, change: Change) -> ChangeCost:
+        """Seconds and bytes of a change of the target: each rank receives from all others alike."""
+        num_bytes = change.num_bytes
+        outside = num_bytes * self._outside
+        copying_s = self.copy_s(num_bytes - outside) + self.copy_s(outside, between_nodes=outside > 0)
+        held_up_s = self.disturbance_s(2 * num_bytes) if self._overlapped else 2 * copying_s
+        return ChangeCost(num_bytes, copying_s, held_up_s)
+
+    def copy_s(self, num_bytes: float, *, between_nodes: bool = False) -> float:
         """Seconds until bytes of pages or shards have come from a peer."""
-        return float(ops.copy_s(self.profile, num_bytes))
+        return float(ops.copy_s(self.profile, num_bytes, between_nodes=between_nodes))
+
+    def apart(self, one: int, other: int) -> bool:
+        """Whether two ranks are in different nodes: neighbours share one."""
+        return one // self._node != other // self._node
+
+    @property
+    def copy_bandwidth(self) -> float:
+        """Bytes per second at which a rank receives from all others alike."""
+        inside = self.copy_s(1 - self._outside)
+        return 1 / (inside + self.copy_s(self._outside, between_nodes=self._outside > 0))
 
     def disturbance_s(self, num_bytes: float) -> float:
         """Seconds by which copies that read and write `num_bytes` of a rank's memory hold up its step."""

@@ -370,9 +370,18 @@ def _across_nodes(p: HardwareProfile, op: str, ranks: int, num_bytes: Count) -> 
     return p.node.network_latency.value + most(inside, network)
 
 
-def copy_s(p: HardwareProfile, num_bytes: Count) -> Seconds:
-    """Of copying bytes from a peer's memory in the background of inference."""
-    return num_bytes / p.memory.copy_bandwidth.value
+def copy_s(p: HardwareProfile, num_bytes: Count, *, between_nodes: bool = False) -> Seconds:
+    """Of copying bytes from a peer's memory in the background of inference: as the copier copies within a node, and at
+    most as fast as the network between nodes."""
+    bandwidth = p.memory.copy_bandwidth.value
+    if between_nodes:
+        if p.node.network_bandwidth is None:
+            raise ProfileError(
+                f"{p.name}: bytes are copied between nodes of {p.node.ranks.value:g} ranks, and the profile has no "
+                "[node] network_bandwidth"
+            )
+        bandwidth = min(bandwidth, p.node.network_bandwidth.value)
+    return num_bytes / bandwidth
 
 
 def _roofline(kernel: Product | Indexer, flops: Count, num_bytes: Count) -> Seconds:

@@ -7,6 +7,7 @@ from collections import deque
 from splash.core.events import PolicyAsked
 from splash.kv.blocks import KVStore
 from splash.layout.layouts import layout_named
+from splash.sched.arriving import Arrived
 from splash.sched.journal import Journal
 from splash.sched.observe import load_of
 from splash.sched.pace import Pace
@@ -18,8 +19,11 @@ from splash.sched.transition import Transitions
 
 SHORT_STEPS = 8
 """Steps for which a lack of memory is remembered."""
-RECENT_PROMPTS = 64
-"""Requests whose lengths tell what the next ones will be like."""
+RECENT_ARRIVALS = 64
+RECENT_STEPS = 64
+"""What came last tells what will come: so many requests at least, or those of so many steps where these are more."""
+MAX_ARRIVALS = 256
+"""Requests that are remembered."""
 
 
 class Aim:
@@ -35,7 +39,9 @@ class Aim:
         pace: Pace,
         progress: Progress,
         journal: Journal,
+        long_rows: int,
     ) -> None:
+        """`long_rows`: prompt tokens that take so long that the policy is asked again after them."""
         self._policy = policy
         self._store = store
         self._roster = roster
@@ -48,7 +54,10 @@ class Aim:
         """Targets that did not fit, with the free pages of that moment: not asked for again until there are more."""
         self._asked = 0
         """Step of the last question to the policy."""
-        self._recent_prompts: deque[int] = deque(maxlen=RECENT_PROMPTS)
+        self._long_rows = long_rows
+        self._rows = 0
+        """Prompt tokens computed since then."""
+        self._arrived: deque[Arrived] = deque(maxlen=MAX_ARRIVALS)
 
     @property
     def wished(self) -> bool:
@@ -71,15 +80,21 @@ class Aim:
 
     def note_prompt(self, num_tokens: int) -> None:
         """A request with so long a prompt has arrived."""
-        self._recent_prompts.append(num_tokens)
+        self._arrived.append(Arrived(self._progress.planned + 1, num_tokens))
 
     def quiet_steps(self, step: int) -> int | None:
         """Steps from `step` on in which the policy is not asked, if nothing stirs; None: it never is."""
-        return None if self._policy is None else self._next_question(self._policy) - step
+        if self._policy is None:
+            return None
+        return 0 if self._rows >= self._long_rows else self._next_question(self._policy) - step
 
-    def ask_when_due(self, step: int) -> None:
-        """Put the question, unless it was put lately or a switch is open."""
-        if self._policy is not None and step >= self._next_question(self._policy) and not self.switching:
+    def ask_when_due(self, step: int, num_prompt: int) -> None:
+        """Put the question, unless it was put lately or a switch is open. `num_prompt` tokens of prompts are computed
+        in `step`: with many of them few steps are a long time."""
+        self._rows += num_prompt
+        if self._policy is None or self.switching:
+            return
+        if step >= self._next_question(self._policy) or self._rows >= self._long_rows:
             self._ask(self._policy, step)
 
     def ask_at_once(self, step: int) -> None:
@@ -102,6 +117,13 @@ class Aim:
         else:
             self._refused[target] = self._store.num_free
 
+    def _recent(self, step: int) -> tuple[Arrived, ...]:
+        """The last arrivals; older ones are forgotten."""
+        arrived = self._arrived
+        while len(arrived) > RECENT_ARRIVALS and arrived[0].step < step - RECENT_STEPS:
+            arrived.popleft()
+        return tuple(arrived)
+
     def _next_question(self, policy: Policy) -> int:
         """The step in which the policy is asked next: soon if the load has changed since the last time."""
         stirred = self._progress.stirred >= self._asked
@@ -109,7 +131,7 @@ class Aim:
 
     def _ask(self, policy: Policy, step: int) -> None:
         """Want what the answer says; a target that was refused only with more free pages."""
-        self._asked = step
+        self._asked, self._rows = step, 0
         now = self._transitions.target
         load = load_of(
             step,
@@ -117,8 +139,8 @@ class Aim:
             list(self._roster.waiting),
             now,
             memory_bound=step - self._progress.short <= SHORT_STEPS,
-            prompt_rows=self._pace.prompt_rows,
-            recent_prompts=tuple(self._recent_prompts),
+            arrived=self._recent(step),
+            refused=[target for target, free in self._refused.items() if self._store.num_free <= free],
             decode_s=self._pace.decode_s,
         )
         decision = policy.decide(load)
@@ -137,5 +159,5 @@ class Aim:
                 )
             )
         wanted = target_named(decision.target, decision.striped_from)
-        if wanted != now and self._store.num_free > self._refused.get(wanted, -1):
+        if wanted != now and wanted not in load.refused:
             self._wanted = decision

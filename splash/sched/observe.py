@@ -10,6 +10,7 @@ from splash.core.events import PoolSampled
 from splash.kv.blocks import KVStore
 from splash.kv.pool import PageState
 from splash.layout.layouts import Assignment, Placement
+from splash.sched.arriving import Arrived
 from splash.sched.journal import Journal
 from splash.sched.policy import Load
 from splash.sched.record import Record
@@ -45,8 +46,8 @@ def load_of(
     target: Target,
     *,
     memory_bound: bool,
-    prompt_rows: float,
-    recent_prompts: Sequence[int],
+    arrived: Sequence[Arrived],
+    refused: Collection[Target],
     decode_s: float | None,
 ) -> Load:
     """The work at hand, for a policy."""
@@ -59,8 +60,8 @@ def load_of(
         memory_bound=memory_bound,
         target=target.name,
         striped_from=target.striped_from,
-        prompt_rows=prompt_rows,
-        recent_prompts=recent_prompts,
+        arrived=arrived,
+        refused=refused,
         decode_s=decode_s,
     )
 

@@ -6,8 +6,6 @@ from splash.core.config import SchedulerConfig
 
 IDLE_COPY_FACTOR = 4
 """With no rows to disturb, copies may take this many times the budget of a step."""
-PROMPT_WEIGHT = 1 / 64
-"""Of one step in the mean of prompt tokens a step."""
 TIME_WEIGHT = 0.2
 """Of one step in the means of times."""
 
@@ -24,16 +22,10 @@ class Pace:
         """Of a step's own time; 0: not known yet."""
         self.decode_s: float | None = None
         """From step to step while all rows are decodes where the target wants them; None: they are not."""
-        self.prompt_rows = 0.0
-        """Prompt tokens a step."""
 
     def rest(self) -> None:
         """The next step does not follow another: the time before it is no boundary."""
         self._last_end_s = None
-
-    def note_rows(self, num_prompt: int) -> None:
-        """A step computed so many prompt tokens."""
-        self.prompt_rows += PROMPT_WEIGHT * (num_prompt - self.prompt_rows)
 
     def note_times(self, started_s: float, ended_s: float, *, steady: bool) -> float:
         """Returns the boundary before the step. `steady`: decodes alone, all of them where the target wants them."""

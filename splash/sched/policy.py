@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from splash.layout.layouts import CP, DCP, DOP, DP, TP, Layout
+from splash.layout.layouts import CP, DCP, DOP, DP, LAYOUTS, TP, Layout
+from splash.sched.arriving import Arrived
+from splash.sched.target import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +29,17 @@ class Load:
     target: str
     striped_from: int | None = None
     """Tokens from which the target stripes a request; see `sched.target`."""
-    prompt_rows: float = 0.0
-    """Prompt tokens that a step has computed of late, on average."""
-    recent_prompts: Sequence[int] = ()
-    """Lengths of the requests that came last."""
+    arrived: Sequence[Arrived] = ()
+    """The requests that came last, in order."""
+    refused: Collection[Target] = ()
+    """Targets that cannot be reached for lack of memory, as far as is known."""
     decode_s: float | None = None
     """Observed seconds, from end to end, of late steps of decodes alone under the target; None: there were none."""
+
+    @property
+    def present(self) -> Target:
+        """The target as it is."""
+        return Target(LAYOUTS[self.target], self.striped_from)
 
     @property
     def running(self) -> int:

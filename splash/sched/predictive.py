@@ -1,6 +1,6 @@
 """A policy that predicts, for each layout, how long the work at hand takes, and weighs a change against its cost.
 
-What is at hand: the prompt tokens still to be computed, as many more as came of late, and the next tokens of every
+What is at hand: the prompt tokens still to be computed, those that are likely to come, and the next tokens of every
 request that runs or waits. How
 many requests a layout can admit is part of its prediction: where KV memory binds, a layout that holds more tokens
 serves more rows a step. How long a request will go on is not known; it is expected to go on for as long as it has
@@ -11,37 +11,35 @@ expected to last as long as the work that it was computed from.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from splash.core.config import Objective
-from splash.layout.layouts import LAYOUTS, Layout, Placement, Projection, assigned
-from splash.layout.work import DecodeRows, PromptRows, Work
-from splash.sched.batch import chunk_method
+from splash.layout.change import Change, ChangeCost
+from splash.layout.layouts import LAYOUTS, Placement
+from splash.sched.crossing import crossing, peak_share
+from splash.sched.forecast import (
+    Outlook,
+    Situation,
+    StepPrices,
+    decodes,
+    outlook,
+    prompt_token_s,
+)
 from splash.sched.limits import Limits
 from splash.sched.policy import Decision, Load
 from splash.sched.target import Target
 
-MAX_CHUNKS = 16
-"""Chunks that a step of prompts is priced with; more are as good as these, only longer."""
 LONG = 4
 """A request is long from that many times the mean length on."""
 
 
-class Prices(Protocol):
+class Prices(StepPrices, Protocol):
     """What the policy asks of a cost model."""
 
-    @property
-    def ranks(self) -> int: ...
-
-    @property
-    def keeps(self) -> float:
-        """Tokens that a row attends to at most; infinite where attention is dense."""
-        ...
-
-    def step_s(self, work: Work) -> float:
-        """Seconds of one step."""
+    def change(self, change: Change) -> ChangeCost:
+        """Seconds and bytes of a change of the target."""
         ...
 
 
@@ -50,17 +48,20 @@ class Caution:
     """How sure the policy wants to be."""
 
     margin: float = 0.02
-    """Share of the time by which another layout must be faster."""
-    dwell_steps: int = 32
-    """Steps a target is kept at least."""
+    """Share of the time by which another target must be faster."""
+    conviction: float = 0.08
+    """Shares of the time that it must have promised to save in the last questions, added up: a large gain is believed
+    at once, a small one when it has been seen several times."""
     window_steps: int = 64
     """Decode steps that are looked ahead, where prompts do not need more."""
     correction_weight: float = 0.1
     """Of one observation in the running ratio of observed to predicted time."""
+    coming_weight: float = 0.25
+    """Of one question in the running mean of what a prompt token that comes takes."""
 
 
 CAUTIOUS = Caution()
-RECKLESS = Caution(margin=0.0, dwell_steps=0)
+RECKLESS = Caution(margin=0.0, conviction=0.0)
 """For free switches."""
 
 
@@ -76,23 +77,17 @@ NO_TARGETS = Targets()
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
-    """What one layout would make of the load."""
+class Toll:
+    """What a change takes."""
 
-    target: Target
-    rows: int
-    """Requests that decode in a step."""
-    decode_s: float
-    """Of a step of decodes alone."""
-    prompt_s: float
-    """Of all prompt tokens at hand, beyond the decodes beside them."""
-    seconds: float
-    """The figure compared: until the work of the window is done (throughput), or what a request feels of it."""
+    cost: ChangeCost
+    peak: float
+    """Of a rank's room for KV, at least; above 1 the change cannot begin."""
 
 
 class PredictivePolicy:
-    """Predicts every layout and changes to the best where that pays. A margin, a dwell and the time that a move takes
-    keep it from flapping. Deterministic in what it is given."""
+    """Predicts every target and changes to the best that can be reached and pays. What a change costs, a margin, and
+    small gains that must be seen more than once keep it from flapping. Deterministic in what it is given."""
 
     name = "auto (cost model)"
     period_steps = 16
@@ -118,38 +113,33 @@ class PredictivePolicy:
         self._targets = targets
         self._free = free
         self._fixed_cost_s = fixed_cost_s
-        self._changed_at = -(10**9)
+        self._questions = 0
+        self._coming_s: dict[Target, float] = {}
+        """What a prompt token that comes adds, seconds."""
+        self._seen: Target | None = None
+        """The target at the last question."""
+        self._promised: dict[Target, float] = {}
+        """Gains of other targets over that one, added up since they have been gains."""
         self._ratios: dict[str, float] = {}
         """Of observed to predicted time, by layouts that have been observed."""
         self._common_ratio = 1.0
         """Of all of them: what is expected of a layout that has not been observed."""
 
     def decide(self, load: Load) -> Decision | None:
-        num_requests = load.running + len(load.waiting)
-        if not num_requests:
+        if not load.running and not load.waiting:
             return None
-        self._observe(load)
-        at_hand = _AtHand(load, self._prices.keeps)
-        forecasts = {target: self._forecast(load, at_hand, target) for target in self._candidates(load)}
+        self._questions += 1
+        situation = self._situation(load)
+        self._observe(situation)
+        found = [self._outlook(situation, target) for target in self._candidates(load)]
+        outlooks = {one.target: one for one in found if one is not None}
+        if not outlooks:
+            return None
         predicted = {
-            target.name: forecast.decode_s
-            for target, forecast in forecasts.items()
-            if forecast is not None and target.striped_from is None
+            target.name: one.decode_s for target, one in outlooks.items() if target.striped_from is None
         }
-        now = Target(LAYOUTS[load.target], load.striped_from)
-        present = forecasts[now]
-        possible = [forecast for forecast in forecasts.values() if forecast is not None]
-        if not possible:
-            return None
-        best = min(possible, key=lambda forecast: forecast.seconds)
-        stay = Decision(load.target, "", predicted, load.striped_from)
-        if best is present or load.step - self._changed_at < self._caution.dwell_steps:
-            return stay
-        if present is not None and not self._pays(load, present, best):
-            return stay
-        self._changed_at = load.step
-        reason = _reason(load, present, best)
-        return Decision(best.target.name, reason, predicted, best.target.striped_from)
+        wanted, reason = self._choose(load, situation, self._with_prompts(load.present, situation, outlooks))
+        return Decision(wanted.name, reason, predicted, wanted.striped_from)
 
     def _candidates(self, load: Load) -> list[Target]:
         """Every layout; owner layouts also with the long requests striped, where some are long beside the others. The
@@ -161,194 +151,115 @@ class PredictivePolicy:
             targets += [Target(layout, bound) for layout in owners]
         return targets
 
-    # ---- what a target would make of it
+    # ---- what targets would make of it
 
-    def _forecast(self, load: Load, at_hand: _AtHand, target: Target) -> Forecast | None:
-        """None if the target cannot hold what runs."""
-        name, limits = target.name, self._limits
-        room = limits.room[name]
-        done = [computed for computed, _ in load.prompts]
-        left = [tokens for _, tokens in load.prompts]
-        resident = sum(load.lengths) + sum(done) + load.running * room.state_tokens
-        longest = max(max(load.lengths, default=0), max(map(sum, load.prompts), default=0))
-        if resident > room.tokens or longest > limits.room[target.layout_of(longest).name].request_tokens:
-            return None
-        everyone = load.running + len(load.waiting)
-        ahead = self._expected_outputs(load)
-        future = sum(left) + sum(load.waiting) + len(load.waiting) * room.state_tokens
-        mean = (resident + future) / everyone + ahead / 2
-        admitted = max(1, min(everyone, limits.max_running, int(room.tokens / mean)))
-        decoding = self._decoding(at_hand, target, admitted)
-        decode_s = self._prices.step_s(decoding) * self._ratio(name)
-        pending = sum(left) + sum(load.waiting)
-        chunks = -(-pending // limits.token_budget)
-        window = min(ahead, max(self._caution.window_steps, chunks))
-        prompt_s = self._prompts_s(at_hand, target, decoding, decode_s)
-        prompt_s += window * self._coming_s(load, target, decoding, decode_s)
-        seconds = self._score(
-            prompt_s=prompt_s, decode_s=decode_s, window=window, crowd=everyone / admitted, chunks=chunks
+    def _situation(self, load: Load) -> Situation:
+        return Situation(
+            load, self._limits, self._prices.keeps, self._caution.window_steps, turn=self._questions
         )
-        return Forecast(target, admitted, decode_s, prompt_s, seconds)
 
-    def _score(self, *, prompt_s: float, decode_s: float, window: float, crowd: float, chunks: int) -> float:
-        """Seconds to compare, by objective. `crowd`: requests at hand for each that is served at a time."""
-        throughput = prompt_s + window * decode_s * crowd
+    def _outlook(self, situation: Situation, target: Target) -> Outlook | None:
+        return outlook(situation, target, self._prices, self._limits, self._ratio(target))
+
+    def _with_prompts(
+        self, now: Target, situation: Situation, outlooks: Mapping[Target, Outlook]
+    ) -> dict[Target, Outlook]:
+        """Prompts added, for the present target and for all that without them are as good as the best with them."""
+        best, complete = float("inf"), {}
+        for target in sorted(outlooks, key=lambda t: (t != now, self._score(outlooks[t], situation))):
+            one = outlooks[target]
+            if target == now or self._score(one, situation) <= best:
+                one = replace(one, prompt_s=self._prompt_s(situation, one))
+                best = min(best, self._score(one, situation))
+            complete[target] = one
+        return complete
+
+    def _prompt_s(self, situation: Situation, found: Outlook) -> float:
+        """Of all prompts. The steps drawn from those that are likely to come are few, so what they take is averaged
+        over questions."""
+        known_s, likely_s = prompt_token_s(found, situation, self._prices, self._limits)
+        if situation.coming.steps:
+            mean_s = self._coming_s.get(found.target, likely_s)
+            likely_s = mean_s + self._caution.coming_weight * (likely_s - mean_s)
+            self._coming_s[found.target] = likely_s
+        seconds = known_s * situation.at_hand.tokens + likely_s * situation.coming.tokens
+        return seconds * self._ratio(found.target)
+
+    def _score(self, found: Outlook, situation: Situation) -> float:
+        """Seconds to compare, by objective: until the work of the window is done, or what a request feels of it."""
+        throughput = found.prompt_s + situation.window * found.decode_s * found.crowd
         if self._objective == "throughput":
             return throughput
-        wait = prompt_s + chunks * decode_s
+        wait = found.prompt_s + situation.chunks * found.decode_s
         if self._objective == "latency":
-            return wait * crowd + window * decode_s
+            return wait * found.crowd + situation.window * found.decode_s
         late = max(0.0, wait / self._targets.ttft_s - 1) if self._targets.ttft_s else 0.0
-        slow = max(0.0, decode_s / self._targets.tpot_s - 1) if self._targets.tpot_s else 0.0
+        slow = max(0.0, found.decode_s / self._targets.tpot_s - 1) if self._targets.tpot_s else 0.0
         return throughput * (1 + late + slow)
 
-    def _decoding(self, at_hand: _AtHand, target: Target, admitted: int) -> Work:
-        """A step of `admitted` decodes with the lengths of those that run and of prompts that will become decodes."""
-        if target.striped_from is None:
-            sums = {target.layout: at_hand.sums(admitted)}
-        else:
-            kinds = _by_layout(at_hand.lengths(admitted), target)
-            sums = {layout: _Sums.of(lengths, self._prices.keeps) for layout, lengths in kinds.items()}
-        groups = [group for layout, these in sums.items() for group in self._groups(layout, these)]
-        return Work(tuple(groups), sampled=sum(these.count for these in sums.values()))
+    # ---- whether a change pays
 
-    def _groups(self, layout: Layout, sums: _Sums) -> Iterator[DecodeRows]:
-        """Decodes of one layout, balanced over its homes."""
-        if layout.placement is Placement.BY_HEAD:
-            yield DecodeRows(assigned(layout, 0), sums.count, sums.context, sums.selected)
-            return
-        shares = _shares(sums, self._prices.ranks, even=layout.placement is Placement.STRIPED)
-        for home, (rows, tokens, chosen) in enumerate(shares):
-            if rows:
-                yield DecodeRows(assigned(layout, home), rows, tokens, chosen)
+    def _choose(
+        self, load: Load, situation: Situation, outlooks: Mapping[Target, Outlook]
+    ) -> tuple[Target, str]:
+        """The target to have, and why if it is another one."""
+        now = load.present
+        scores = {target: self._score(found, situation) for target, found in outlooks.items()}
+        ranked = [target for target in sorted(scores, key=lambda t: scores[t]) if target not in load.refused]
+        if now not in outlooks:
+            reason = f"{load.target} cannot hold it: {_work(load)}"
+            return (ranked[0], reason) if ranked else (now, "")
+        gains = {target: 1 - score / scores[now] for target, score in scores.items()}
+        self._weigh(now, gains)
+        for target in ranked:
+            if gains[target] <= self._caution.margin or self._promised[target] < self._caution.conviction:
+                break
+            toll = self._toll(load, target)
+            lasts_s = outlooks[now].prompt_s + situation.ahead * outlooks[now].decode_s
+            if toll.peak <= 1 and self._pays(load, toll.cost, gains[target], lasts_s):
+                return target, _reason(load, gains[target], outlooks[now], outlooks[target], toll)
+        return now, ""
 
-    def _prompts_s(self, at_hand: _AtHand, target: Target, decoding: Work, decode_s: float) -> float:
-        """Seconds that all prompt tokens at hand add to the decodes beside them, short prompts and long ones apart."""
-        if target.striped_from is None:
-            kinds = {target.layout: at_hand.prompts}
-        else:
-            kinds = {}
-            for done, left in at_hand.each_prompt():
-                layout = target.layout_of(done + left)
-                kinds[layout] = kinds.get(layout, NO_PROMPTS).with_one(done, left)
-        ratio = self._ratio(target.name)
-        return sum(
-            self._added_s(layout, prompts, decoding, decode_s / ratio) * ratio
-            for layout, prompts in kinds.items()
-            if prompts.pending
-        )
+    def _weigh(self, now: Target, gains: Mapping[Target, float]) -> None:
+        """Adds up what other targets promise to save of the time; a loss takes away from it."""
+        if self._seen != now:
+            self._seen, self._promised = now, {}
+        self._promised = {
+            target: max(0.0, self._promised.get(target, 0.0) + gain) for target, gain in gains.items()
+        }
 
-    def _coming_s(self, load: Load, target: Target, decoding: Work, decode_s: float) -> float:
-        """Seconds that prompts like those of late will add to a step, on average: they come whole, one after the other
-        or as many in a step as came."""
-        if load.prompt_rows < 1 or not load.recent_prompts:
-            return 0.0
-        kinds: Mapping[Layout, Sequence[int]]
-        if target.striped_from is None:
-            kinds = {target.layout: load.recent_prompts}
-        else:
-            kinds = _by_layout(load.recent_prompts, target)
-        total, ratio, seconds = sum(load.recent_prompts), self._ratio(target.name), 0.0
-        for layout, lengths in kinds.items():
-            rows = load.prompt_rows * sum(lengths) / total
-            length = sum(lengths) // len(lengths)
-            at_once = max(1, round(rows / length))
-            whole = _Prompts(at_once, at_once * length, 0)
-            added_s = self._added_s(layout, whole, decoding, decode_s / ratio) * ratio
-            seconds += added_s * rows / whole.pending
-        return seconds
+    def _toll(self, load: Load, target: Target) -> Toll:
+        change = crossing(load, target, self._limits, self._prices.ranks)
+        if self._free:
+            return Toll(ChangeCost(change.num_bytes, 0.0, 0.0), 0.0)
+        return Toll(self._prices.change(change), peak_share(load, target, change, self._limits))
 
-    def _added_s(self, layout: Layout, prompts: _Prompts, decoding: Work, decode_s: float) -> float:
-        """Seconds that a typical chunk of these prompts adds to a step, for all that is left of them."""
-        limits, ranks, pending = self._limits, self._prices.ranks, prompts.pending
-        budget = max(1, min(pending, limits.token_budget - min(decoding.num_rows, limits.token_budget - 1)))
-        at_once = max(1, min(prompts.count, round(budget * prompts.count / pending), MAX_CHUNKS))
-        count = max(1, budget // at_once)
-        start = int(prompts.history / prompts.count + max(0.0, pending / prompts.count - count) / 2)
-        chunks, homes = [], _uneven_homes(at_once, ranks)
-        for number in range(at_once):
-            at = assigned(layout, 0 if layout.placement is Placement.BY_HEAD else number % homes)
-            method = chunk_method(at, start, count, limits.row_bytes, ranks)
-            chunks.append(PromptRows(at, method, start, count))
-        mixed = Work(decoding.decodes, tuple(chunks), decoding.sampled)
-        return max(0.0, self._prices.step_s(mixed) - decode_s) * pending / (at_once * count)
-
-    def _expected_outputs(self, load: Load) -> float:
-        """Tokens that a request is expected to go on for: as many as it has generated."""
-        mean = sum(load.outputs) / len(load.outputs) if load.outputs else 0.0
-        return max(float(self._caution.window_steps), mean)
-
-    # ---- whether it pays
-
-    def _pays(self, load: Load, present: Forecast, best: Forecast) -> bool:
-        """The gain over the time that the advantage lasts exceeds what the move costs."""
-        if best.seconds >= present.seconds * (1 - self._caution.margin):
-            return False
+    def _pays(self, load: Load, cost: ChangeCost, gain: float, lasts_s: float) -> bool:
+        """The gain, over what is left of the time that the advantage lasts, exceeds what the change costs."""
         if self._free:
             return True
-        moved = self._moved_bytes(load, present.target, best.target)
-        moving_s = moved / self._limits.copy_bytes_per_s
-        lasts_s = present.prompt_s + self._expected_outputs(load) * present.decode_s
-        gain = 1 - best.seconds / present.seconds
+        moving_s = max(cost.copying_s, cost.num_bytes / self._limits.copy_bytes_per_s)
         fixed_s = self._fixed_cost_s if load.step else 0.0
-        cost_s = fixed_s + self._caution.margin * moving_s
-        return lasts_s > moving_s and gain * (lasts_s - moving_s) > cost_s
+        return gain * (lasts_s - moving_s) > fixed_s + cost.held_up_s
 
-    def _moved_bytes(self, load: Load, old: Target, new: Target) -> float:
-        """Bytes that a rank receives, weights and KV together, as a mean over ranks (REFERENCE §3)."""
-        ranks = self._prices.ranks
-        weights = 0.0
-        if new.layout.projection is Projection.FULL and old.layout.projection is not Projection.FULL:
-            weights = (ranks - 1) * float(self._limits.shard_bytes)
-        lengths = [*load.lengths, *(done for done, _ in load.prompts)]
-        if old.striped_from is None and new.striped_from is None:
-            lengths = [sum(lengths)]
-        return weights + sum(
-            self._moved_share(old.layout_of(n).placement, new.layout_of(n).placement) * n for n in lengths
-        )
+    # ---- what it learns
 
-    def _moved_share(self, old: Placement, new: Placement) -> float:
-        """Bytes that a rank receives for one token."""
-        ranks, groups, token_bytes = self._prices.ranks, self._limits.groups, self._limits.token_bytes
-        f = 1 - 1 / ranks
-        if new is old:
-            return 0.0
-        if new is Placement.BY_HEAD:
-            return f * token_bytes / groups
-        if old is Placement.BY_HEAD:
-            return (1 - 1 / groups) * token_bytes / ranks
-        return f * token_bytes / ranks
-
-    def _observe(self, load: Load) -> None:
+    def _observe(self, situation: Situation) -> None:
         """Learn how the present layout's decode steps compare with their prediction. What is wrong with all layouts
         alike must not make the others look better."""
+        load = situation.load
         if load.decode_s is None or not load.lengths or load.prompts:
             return
-        now = Target(LAYOUTS[load.target], load.striped_from)
-        work = self._decoding(_AtHand(load, self._prices.keeps), now, len(load.lengths))
-        ratio = load.decode_s / self._prices.step_s(work)
+        step = decodes(situation, load.present, len(load.lengths), self._prices)
+        ratio = load.decode_s / self._prices.step_s(step)
         weight = self._caution.correction_weight
-        known = self._ratio(load.target)
+        known = self._ratio(load.present)
         self._ratios[load.target] = known + weight * (ratio - known)
         self._common_ratio += weight * (ratio - self._common_ratio)
 
-    def _ratio(self, layout: str) -> float:
-        return self._ratios.get(layout, self._common_ratio)
-
-
-def _by_layout(lengths: Sequence[int], target: Target) -> dict[Layout, list[int]]:
-    kinds: dict[Layout, list[int]] = {}
-    for length in lengths:
-        kinds.setdefault(target.layout_of(length), []).append(length)
-    return kinds
-
-
-def _uneven_homes(num_prompts: int, ranks: int) -> int:
-    """Owners over which the prompts of a step are as good as spread. By chance the busiest of T owners would have
-    m + sqrt(2 m ln T) of m prompts an owner (balls into bins); homes are chosen for balance, so half of that excess."""
-    mean = num_prompts / ranks
-    busiest = mean + math.sqrt(2 * mean * math.log(ranks)) / 2 if ranks > 1 else mean
-    return max(1, min(ranks, round(num_prompts / max(1.0, busiest))))
+    def _ratio(self, target: Target) -> float:
+        """Of observed to predicted time."""
+        return self._ratios.get(target.name, self._common_ratio)
 
 
 def _long_from(load: Load) -> int | None:
@@ -359,97 +270,18 @@ def _long_from(load: Load) -> int | None:
     return bound if len(lengths) > 1 and max(lengths) >= bound else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Sums:
-    """Over the lengths of requests."""
-
-    count: int
-    context: int
-    selected: float
-    """What sparse attention keeps of it."""
-    longest: int
-
-    @classmethod
-    def of(cls, lengths: Sequence[int], keeps: float) -> _Sums:
-        context, longest = sum(lengths), max(lengths)
-        selected = context if longest <= keeps else sum(n if n < keeps else keeps for n in lengths)
-        return cls(len(lengths), context, selected, longest)
-
-
-@dataclass(frozen=True, slots=True)
-class _Prompts:
-    """Prompts that are not computed to their end."""
-
-    count: int
-    pending: int
-    """Tokens that are left of them."""
-    history: int
-    """Tokens that are computed."""
-
-    def with_one(self, done: int, left: int) -> _Prompts:
-        return _Prompts(self.count + 1, self.pending + left, self.history + done)
-
-
-NO_PROMPTS = _Prompts(0, 0, 0)
-
-
-class _AtHand:
-    """A load, added up once for all targets."""
-
-    def __init__(self, load: Load, keeps: float) -> None:
-        self._keeps = keeps
-        self._waiting = load.waiting
-        self._running = [*load.lengths, *map(sum, load.prompts)]
-        self._sums: dict[int, _Sums] = {}
-        self._unfinished = [(done, left) for done, left in load.prompts if left]
-        self.prompts = _Prompts(
-            len(self._unfinished) + len(load.waiting),
-            sum(left for _, left in self._unfinished) + sum(load.waiting),
-            sum(done for done, _ in self._unfinished),
-        )
-
-    def lengths(self, admitted: int) -> list[int]:
-        """Of what runs, and of those who wait as far as that many are admitted."""
-        return [*self._running, *self._waiting[: max(0, admitted - len(self._running))]]
-
-    def sums(self, admitted: int) -> _Sums:
-        found = self._sums.get(admitted)
-        if found is None:
-            found = self._sums[admitted] = _Sums.of(self.lengths(admitted), self._keeps)
-        return found
-
-    def each_prompt(self) -> Iterator[tuple[int, int]]:
-        """(computed, left) of each."""
-        yield from self._unfinished
-        yield from ((0, length) for length in self._waiting)
-
-
-def _shares(sums: _Sums, ranks: int, *, even: bool) -> list[tuple[int, float, float]]:
-    """Rows, context and selected tokens by home, balanced as far as whole requests allow: the home of the longest
-    request has at least that one. `even`: stripes share the tokens whatever the homes."""
-    count, context, selected, longest = sums.count, sums.context, sums.selected, sums.longest
-    rows = [count // ranks + (home < count % ranks) for home in range(ranks)]
-    if even:
-        return [(n, context * n / count, selected * n / count) for n in rows]
-    first = max(context / ranks, float(longest)) if count > 1 else context
-    others = (context - first) / max(1, min(count, ranks) - 1)
-    shares = []
-    for home, n in enumerate(rows):
-        tokens = first if home == 0 else others if n else 0.0
-        shares.append((n, tokens, tokens * selected / context))
-    return shares
-
-
-def _reason(load: Load, present: Forecast | None, best: Forecast) -> str:
-    what = f"{load.running} running, {len(load.waiting)} waiting, mean context {load.mean_context}"
-    if present is None:
-        return f"{load.target} cannot hold it: {what}"
-    faster = 100 * (1 - best.seconds / present.seconds)
-    if best.target.striped_from is not None:
-        what = f"requests from {best.target.striped_from} tokens striped; {what}"
-    more = f", {best.rows} rows a step instead of {present.rows}" if best.rows != present.rows else ""
-    step = f"decode step {best.decode_s * 1e3:.3g} ms instead of {present.decode_s * 1e3:.3g}"
-    prompts = ""
+def _reason(load: Load, gain: float, present: Outlook, best: Outlook, toll: Toll) -> str:
+    steps = f"decode step {best.decode_s * 1e3:.3g} ms instead of {present.decode_s * 1e3:.3g}"
+    prompts = more = ""
     if best.prompt_s or present.prompt_s:
         prompts = f", prompts {best.prompt_s:.3g} s instead of {present.prompt_s:.3g}"
-    return f"{faster:.0f} % less time: {step}{prompts}{more}; {what}"
+    if best.rows != present.rows:
+        more = f", {best.rows} rows a step instead of {present.rows}"
+    moved = f"{toll.cost.num_bytes / 1e9:.2g} GB to each rank"
+    if toll.peak:
+        moved += f", whose room is {toll.peak:.0%} full at the peak"
+    return f"{100 * gain:.0f} % less time: {steps}{prompts}{more}; {_work(load)}; {moved}"
+
+
+def _work(load: Load) -> str:
+    return f"{load.running} running, {len(load.waiting)} waiting, mean context {load.mean_context}"

@@ -103,7 +103,6 @@ class Results:
             return
         num_prompt = sum(c.count for c in plan.chunks)
         steady = not plan.chunks and not self._aim.switching
-        self._pace.note_rows(num_prompt)
         boundary = self._pace.note_times(result.started_s, result.ended_s, steady=steady)
         self._transitions.note_boundary(boundary)
         by_layout, by_rank = self._rows.by_place()

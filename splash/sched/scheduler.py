@@ -109,6 +109,7 @@ class Scheduler:
             pace=self.pace,
             progress=progress,
             journal=journal,
+            long_rows=config.token_budget // 2,
         )
         self._results = Results(
             roster=roster,
@@ -255,7 +256,7 @@ class Scheduler:
         plan = self._plan
         if plan is None:
             return
-        self._aim.ask_when_due(plan.index)
+        self._aim.ask_when_due(plan.index, sum(chunk.count for chunk in plan.chunks))
         self._aim.take_up(plan.index)
         if self._config.rebalance and plan.index % REBALANCE_PERIOD == 0 and not self.switching:
             self.rebalance()

@@ -154,7 +154,6 @@ class Steady:
 
     def _tell(self, started_s: float, ended_s: float, shown: tuple[dict[str, int], list[int]]) -> None:
         """Note the step that was planned last."""
-        self._pace.note_rows(0)
         boundary = self._pace.note_times(started_s, ended_s, steady=True)
         rows = len(self._decodes.records)
         by_layout, by_rank = shown

@@ -57,9 +57,12 @@ class Course:
         """(acknowledged copies, step) when something last got ahead."""
 
     def turn(self, target: Target, reason: str, predicted: dict[str, float], step: int) -> None:
-        """Aim for `target`; a switch that is open is superseded."""
+        """Aim for `target`; a switch that is open is superseded. Where long requests are striped, names of layouts do
+        not tell what moves: the reason begins with that."""
         self.close(step, superseded=True)
         old, self.target = self.target, target
+        if old.striped_from != target.striped_from:
+            reason = f"{old} → {target}: {reason}"
         now = self._journal.now()
         self._journal.emit(TargetChanged(now, step, old.name, target.name, reason, predicted))
         self.switch = Switch(old.name, target.name, reason, step, now)

@@ -19,6 +19,12 @@ class Target:
     def name(self) -> str:
         return self.layout.name
 
+    def __str__(self) -> str:
+        """The layout, and that of long requests."""
+        if self.striped_from is None:
+            return self.name
+        return f"{self.name} ({self.layout_of(self.striped_from)} from {self.striped_from} tokens on)"
+
     def layout_of(self, num_tokens: int) -> Layout:
         """The layout of a request that is so long."""
         if self.striped_from is None or num_tokens < self.striped_from:

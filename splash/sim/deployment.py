@@ -106,6 +106,13 @@ def deploy(model: str, spec: ModelSpec, profile: HardwareProfile, settings: Sett
     rank = memory_of(spec, profile, settings)
     topo = Topology(settings.ranks, spec.kv_groups(settings.ranks))
     memory = _memory_plan(model, spec, profile, settings)
+    cost = CostModel(
+        spec=spec,
+        profile=profile,
+        ranks=settings.ranks,
+        precision=precision_of(spec, settings),
+        max_rows=settings.token_budget + settings.max_running,
+    )
     config = SchedulerConfig(
         max_running=settings.max_running,
         token_budget=settings.token_budget,
@@ -113,15 +120,8 @@ def deploy(model: str, spec: ModelSpec, profile: HardwareProfile, settings: Sett
         max_model_len=spec.max_position,
         copy_share=COPY_SHARE,
         copy_bytes_per_step=256 << 20,
-        copy_bandwidth=profile.memory.copy_bandwidth.value,
+        copy_bandwidth=cost.copy_bandwidth,
         sample_period_s=2.0,
-    )
-    cost = CostModel(
-        spec=spec,
-        profile=profile,
-        ranks=settings.ranks,
-        precision=precision_of(spec, settings),
-        max_rows=settings.token_budget + settings.max_running,
     )
     return SimDeployment(model, profile, spec, settings, rank, memory, topo, cost, config)
 

@@ -89,7 +89,8 @@ class CostExecutor:
             through[source] += num_bytes
             through[copy.dst_rank] += num_bytes
             begin = max(now_ns, self._busy_until_ns[copy.dst_rank])
-            done = begin + nanoseconds(self._cost.copy_s(num_bytes))
+            apart = self._cost.apart(source, copy.dst_rank)
+            done = begin + nanoseconds(self._cost.copy_s(num_bytes, between_nodes=apart))
             self._busy_until_ns[copy.dst_rank] = done
             self._copying.append((done, copy.id))
         return self._cost.disturbance_s(max(through))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from splash.core.events import SwitchDone
 from splash.layout.layouts import LAYOUTS, Placement
 from splash.sched.policy import Decision, Load
 from splash.sched.target import target_named
@@ -74,6 +75,25 @@ def test_without_a_bound_all_go_back_to_owners() -> None:
         h.step()
     h.settle()
     assert placements(h)[long] == "dop"
+
+
+def test_a_switch_of_the_long_requests_alone_says_what_it_is() -> None:
+    """Red when a reader finds "dop → dop" and nothing that tells what moves."""
+    policy = Told(Decision("dop", "apart", striped_from=30))
+    h = Harness(ranks=4, kv_pages=200, target="dop", policy=policy)
+    h.add(60, 200)
+    for _ in range(12):
+        h.step()
+    h.settle()
+    policy.decision = Decision("dop", "together again")
+    for _ in range(12):
+        h.step()
+    h.settle()
+    h.scheduler.drain_events()
+    done = [event for event in h.events if isinstance(event, SwitchDone)]
+    assert [(event.old, event.new) for event in done] == [("dop", "dop")] * 2
+    assert done[0].reason == "dop → dop (dcp from 30 tokens on): apart"
+    assert done[1].reason == "dop (dcp from 30 tokens on) → dop: together again"
 
 
 def test_a_request_that_no_owner_holds_is_taken_where_it_would_be_striped() -> None:
