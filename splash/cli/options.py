@@ -290,7 +290,13 @@ OPTIONS = (
         help="Type in which KV is stored; fp8 is for latent attention."
         + _default("the compute type", "the model's"),
     ),
-    click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
+    click.option(
+        "--temperature",
+        type=float,
+        default=0.0,
+        show_default=True,
+        help="0 is greedy, whatever generation_config.json says.",
+    ),
     click.option("--top-k", type=int, default=0, help="Keep the k most likely tokens; 0 keeps all."),
     click.option(
         "--top-p", type=float, default=1.0, help="Keep the likeliest tokens that make up this probability."

@@ -17,7 +17,6 @@ import torch
 from splash.core.errors import CheckpointError
 from splash.model.checkpoint import Checkpoint, canonical, checkpoint_config
 from splash.model.folder import INDEX, read_index, some
-from splash.model.generation import GenerationDefaults
 from splash.model.loader import load_rank, load_shard
 from splash.model.scales import find_scales
 from splash.model.tensorfile import StoredTensor, read_header
@@ -71,7 +70,7 @@ class MetaCheckpoint(Checkpoint):
     """A checkpoint of `spec` without bytes: tensors on the meta device, of which it counts what is asked for."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        super().__init__(Path(META), spec, GenerationDefaults(), {}, {}, None, ())
+        super().__init__(Path(META), spec, {}, {}, None, ())
         self.read: Counter[str] = Counter()
         self._shapes = {tensor.name: tensor.shape for tensor in model_tensors(spec)}
 

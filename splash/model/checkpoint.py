@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from splash.core.errors import CheckpointError
 from splash.model.folder import read_object, some, stored_tensors
-from splash.model.generation import GenerationDefaults, read_generation
+from splash.model.generation import end_of_text
 from splash.model.scales import find_scales
 from splash.model.tensorfile import StoredTensor
 from splash.model.unused import unused_tensors
@@ -48,7 +48,6 @@ class Checkpoint:
         self,
         folder: Path,
         spec: ModelSpec,
-        generation: GenerationDefaults,
         tensors: Mapping[str, StoredTensor],
         scales: Mapping[str, StoredTensor],
         quantisation: Quantisation | None,
@@ -56,7 +55,6 @@ class Checkpoint:
     ) -> None:
         self.folder = folder
         self.spec = spec
-        self.generation = generation
         self.tensors = tensors
         self.scales = scales
         self.quantisation = quantisation
@@ -144,18 +142,14 @@ def _opened(folder: Path) -> Checkpoint:
     config, where = checkpoint_config(folder), str(folder / "config.json")
     spec = normalise(config, where=where)
     quantisation = read_quantisation(Fields(config, where))
-    generation_file = folder / "generation_config.json"
-    generation = GenerationDefaults()
-    if generation_file.exists():
-        generation = read_generation(read_object(generation_file), where=str(generation_file))
-    spec = replace(spec, eos_token_ids=generation.eos_token_ids or spec.eos_token_ids)
+    spec = replace(spec, eos_token_ids=end_of_text(folder) or spec.eos_token_ids)
     tensors = canonical(stored_tensors(folder))
     _check_needed(folder, spec, tensors)
     scales = find_scales(folder, spec, quantisation, tensors)
     notes = _notes(folder, spec, tensors)
     if quantisation is not None and not scales:
         notes += (f"config.json says {quantisation.name}, but no weight is stored so",)
-    return Checkpoint(folder, spec, generation, tensors, scales, quantisation, notes)
+    return Checkpoint(folder, spec, tensors, scales, quantisation, notes)
 
 
 def checkpoint_config(folder: Path) -> Mapping[str, Any]:

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from splash.core.errors import CheckpointError
-from splash.core.events import RequestFlipped, RequestPreempted
 from splash.exec import selecting
 from splash.kv.pool import PageState
 from splash.layout.layouts import LAYOUTS
@@ -25,16 +24,20 @@ from splash.spec.model import MLASpec, ModelSpec
 from tests.conftest import TinyMaker
 from tests.engine.pipeline_kit import Chosen, Script, assert_as_reference, at, run, spec_of
 from tests.engine.served import BLOCK_SIZE, Served
+from tests.engine.switching_kit import (
+    TOLERANCE,
+    assert_equal,
+    serve_in,
+    serve_more_than_fits,
+    switch_all_pairs,
+    switch_at_random,
+)
 from tests.engine.test_pipeline import prompts_of, serve
 from tests.engine.test_selection import worst_error
-from tests.property.harness import PAIRS
 from tests.tiny import INDEX_TOP_K, Reference, clear_reference, load_reference, reference_logits
 
 NUM_TOKENS = 32
-FEW_TOKENS = 12
-"""Of eight ranks, which are slow as threads."""
 LENGTHS = (1, BLOCK_SIZE - 1, BLOCK_SIZE + 1, 26, 50)
-TOLERANCE = 1e-4
 LAYOUT_NAMES = tuple(LAYOUTS)
 
 
@@ -48,13 +51,6 @@ def refs(folder: Path) -> list[Reference]:
     return [clear_reference(folder, n, NUM_TOKENS, seed=n) for n in LENGTHS]
 
 
-def assert_equal(served: Served, refs: Sequence[Reference], requests: Sequence[int]) -> None:
-    for ref, request in zip(refs, requests, strict=True):
-        seen = torch.stack(served.logits[request])
-        assert tuple(served.outputs[request]) == ref.token_ids[: len(seen)], f"prompt of {len(ref.prompt)}"
-        assert (seen - ref.logits[: len(seen)]).abs().max() < TOLERANCE
-
-
 # ---- layouts and switches
 
 
@@ -63,11 +59,7 @@ def assert_equal(served: Served, refs: Sequence[Reference], requests: Sequence[i
 )
 def test_each_layout(folder: Path, refs: list[Reference], layout: str, ranks: int) -> None:
     with Served(folder, ranks=ranks, layout=layout) as served:
-        served.step()
-        served.switch(layout)
-        requests = [served.add(ref.prompt, FEW_TOKENS if ranks == 8 else NUM_TOKENS) for ref in refs]
-        served.drain()
-        assert_equal(served, refs, requests)
+        serve_in(served, layout, refs)
 
 
 def test_chunks_longer_than_those_of_the_delta_rule(folder: Path) -> None:
@@ -83,7 +75,6 @@ def test_chunks_longer_than_those_of_the_delta_rule(folder: Path) -> None:
 def test_all_twenty_switches(folder: Path, refs: list[Reference], ranks: int, when: str) -> None:
     """Red when a pool that is unfinished at a switch is lost, a state is not where its rank looks for it, or a page of
     one is overwritten by a shard. Pages come from weight slots first, so every growth moves states."""
-    reached: set[tuple[str, str]] = set()
     state_moves = 0
     with Served(folder, ranks=ranks, layout="tp") as served:
         submit = served.executor.submit
@@ -94,45 +85,13 @@ def test_all_twenty_switches(folder: Path, refs: list[Reference], ranks: int, wh
             submit(plan)
 
         served.executor.submit = counted  # type: ignore[method-assign]
-        for old, new in PAIRS:
-            served.switch(old)
-            requests = [served.add(ref.prompt, NUM_TOKENS) for ref in refs]
-            served.steps(2 if when == "mid-prompt" else 8)
-            served.scheduler.set_target(new, "test")
-            served.step()
-            for _ in range(18):
-                if not served.scheduler.switching:
-                    break
-                served.step()
-            reached |= {(old, r.present.layout.name) for r in served.scheduler.running.values()}
-            served.scheduler.set_target(old, "back")
-            served.drain()
-            assert_equal(served, refs, requests)
-            served.logits.clear()
-    assert reached >= set(PAIRS), "requests were served in the new layout while they ran"
+        switch_all_pairs(served, refs, first_steps=2 if when == "mid-prompt" else 8)
     assert state_moves > 0
 
 
 def test_switches_with_arrivals_and_aborts(folder: Path, refs: list[Reference]) -> None:
-    draw = random.Random(3)
     with Served(folder, ranks=2, layout="tp", kv_pages=170) as served:
-        expected: dict[int, Reference] = {}
-        aborted: set[int] = set()
-        for _ in range(30):
-            served.scheduler.set_target(draw.choice(sorted(LAYOUTS)), "test")
-            if len(served.scheduler.running) + len(served.scheduler.waiting) < 6:
-                ref = draw.choice(refs)
-                expected[served.add(ref.prompt, NUM_TOKENS)] = ref
-            if draw.random() < 0.2 and served.scheduler.running:
-                request = draw.choice(sorted(served.scheduler.running))
-                served.abort(request)
-                aborted.add(request)
-            served.steps(draw.randint(1, 6))
-        served.drain()
-        for request, ref in expected.items():
-            given = tuple(served.outputs[request])
-            assert given == (ref.token_ids[: len(given)] if request in aborted else ref.token_ids)
-        assert any(isinstance(e, RequestFlipped) for e in served.events)
+        switch_at_random(served, refs, random.Random(3), times=30, own_goals=False)
         assert all(not pool.counts()[PageState.RECURRENT] for pool in served.scheduler.store.pools)
 
 
@@ -140,13 +99,7 @@ def test_switches_with_arrivals_and_aborts(folder: Path, refs: list[Reference]) 
 def test_preemption_begins_a_new_state(folder: Path, refs: list[Reference], layout: str) -> None:
     """Red when a request goes on from the state that it had before its preemption."""
     with Served(folder, ranks=2, layout=layout, kv_pages=60, watermark_pages=0) as served:
-        served.step()
-        served.switch(layout)
-        requests = [served.add(ref.prompt, NUM_TOKENS) for ref in refs]
-        served.drain()
-        for ref, request in zip(refs, requests, strict=True):
-            assert tuple(served.outputs[request]) == ref.token_ids
-        assert any(isinstance(e, RequestPreempted) for e in served.events)
+        serve_more_than_fits(served, layout, refs)
 
 
 @pytest.mark.parametrize("storage", [{"dtype": "bfloat16"}, {"kv_dtype": "fp8"}])

@@ -12,18 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from splash.core.events import RequestFlipped, RequestPreempted
+from splash.core.events import RequestPreempted
 from splash.layout.layouts import LAYOUTS
 from tests.conftest import TinyMaker
 from tests.engine.served import BLOCK_SIZE, Served
-from tests.property.harness import PAIRS
+from tests.engine.switching_kit import serve_in, serve_more_than_fits, switch_all_pairs, switch_at_random
 from tests.tiny import Reference, clear_reference, reference_logits
 
 NUM_TOKENS = 40
-FEW_TOKENS = 12
 LENGTHS = (1, BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1, 26)
 """A page less one, a page, a page and one, and several chunks."""
-TOLERANCE = 1e-4
 
 MODELS = [
     ("deepseek_v3", {}),
@@ -51,13 +49,6 @@ def refs_of(folder: Path, known: dict[Path, list[Reference]]) -> list[Reference]
     return known[folder]
 
 
-def assert_equal(served: Served, refs: Sequence[Reference], requests: Sequence[int]) -> None:
-    for ref, request in zip(refs, requests, strict=True):
-        seen = torch.stack(served.logits[request])
-        assert tuple(served.outputs[request]) == ref.token_ids[: len(seen)], f"prompt of {len(ref.prompt)}"
-        assert (seen - ref.logits[: len(seen)]).abs().max() < TOLERANCE
-
-
 @pytest.mark.parametrize(
     ("kind", "options", "layout", "ranks"),
     [
@@ -75,11 +66,7 @@ def test_each_layout(
     folder = tiny(kind, **options)
     refs = refs_of(folder, references)
     with Served(folder, ranks=ranks, layout=layout) as served:
-        served.step()
-        served.switch(layout)
-        requests = [served.add(ref.prompt, FEW_TOKENS if ranks == 8 else NUM_TOKENS) for ref in refs]
-        served.drain()
-        assert_equal(served, refs, requests)
+        serve_in(served, layout, refs)
 
 
 @pytest.mark.parametrize(
@@ -100,27 +87,10 @@ def test_each_layout(
 def test_all_twenty_switches(
     kind: str, options: dict[str, int], ranks: int, when: str, tiny: TinyMaker, references: dict
 ) -> None:
-    """One deployment a pair would cost start-ups only: settle in A, serve, switch to B, and back for A -> B -> A."""
     folder = tiny(kind, **options)
     refs = refs_of(folder, references)
-    reached: set[tuple[str, str]] = set()
     with Served(folder, ranks=ranks, layout="tp") as served:
-        for old, new in PAIRS:
-            served.switch(old)
-            requests = [served.add(ref.prompt, NUM_TOKENS) for ref in refs]
-            served.steps(2 if when == "mid-prompt" else 8)
-            served.scheduler.set_target(new, "test")
-            served.step()
-            for _ in range(18):
-                if not served.scheduler.switching:
-                    break
-                served.step()
-            reached |= {(old, r.present.layout.name) for r in served.scheduler.running.values()}
-            served.scheduler.set_target(old, "back")
-            served.drain()
-            assert_equal(served, refs, requests)
-            served.logits.clear()
-        assert reached >= set(PAIRS), "requests were served in the new layout while they ran"
+        switch_all_pairs(served, refs, first_steps=2 if when == "mid-prompt" else 8)
 
 
 @pytest.mark.parametrize(
@@ -132,32 +102,8 @@ def test_fifty_switches_with_arrivals_and_aborts(
 ) -> None:
     folder = tiny(kind, **options)
     refs = refs_of(folder, references)
-    draw = random.Random(seed)
     with Served(folder, ranks=4, layout="tp", kv_pages=90) as served:
-        expected: dict[int, Reference] = {}
-        aborted: set[int] = set()
-        for _ in range(50):
-            served.scheduler.set_target(draw.choice(sorted(LAYOUTS)), "test")
-            if len(served.scheduler.running) + len(served.scheduler.waiting) < 6:
-                ref = draw.choice(refs)
-                expected[served.add(ref.prompt, NUM_TOKENS)] = ref
-            if draw.random() < 0.2 and served.scheduler.running:
-                request = draw.choice(sorted(served.scheduler.running))
-                served.abort(request)
-                aborted.add(request)
-            if draw.random() < 0.2 and served.scheduler.running:
-                request = draw.choice(sorted(served.scheduler.running))
-                served.scheduler.set_goal(request, draw.choice(sorted(LAYOUTS)), draw.randrange(4))
-            served.steps(draw.randint(1, 6))
-        served.drain()
-        for request, ref in expected.items():
-            given = served.outputs[request]
-            if request in aborted:
-                assert served.reasons[request] in ("abort", "length")
-                assert tuple(given) == ref.token_ids[: len(given)]
-            else:
-                assert tuple(given) == ref.token_ids
-        assert any(isinstance(e, RequestFlipped) for e in served.events)
+        switch_at_random(served, refs, random.Random(seed), times=50, own_goals=True)
 
 
 @pytest.mark.parametrize(
@@ -182,13 +128,7 @@ def test_preemption_changes_no_token(
     folder = tiny(kind, **options)
     refs = refs_of(folder, references) * copies
     with Served(folder, ranks=2, layout=layout, kv_pages=kv_pages, watermark_pages=0) as served:
-        served.step()
-        served.switch(layout)
-        requests = [served.add(ref.prompt, NUM_TOKENS) for ref in refs]
-        served.drain()
-        for ref, request in zip(refs, requests, strict=True):
-            assert tuple(served.outputs[request]) == ref.token_ids
-        assert any(isinstance(e, RequestPreempted) for e in served.events)
+        serve_more_than_fits(served, layout, refs)
 
 
 def test_seeded_sampling_depends_on_seed_and_position_only(tiny: TinyMaker) -> None:

@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from splash.core.errors import CheckpointError, ConfigError, SplashError
 from splash.model.checkpoint import open_checkpoint
 from splash.model.folder import INDEX, SINGLE_FILE
-from splash.model.generation import GenerationDefaults, read_generation
 from tests.conftest import TinyMaker
 from tests.tiny import KINDS
 
@@ -136,21 +135,19 @@ def test_generation_config_decides_the_end_of_text(copy_of: Callable[..., Path])
     """Red when eos ids are read from config.json although generation_config.json has others."""
     folder = copy_of()
     _write(folder / "generation_config.json", {"eos_token_id": [7, 9], "do_sample": True, "top_p": 0.95})
-    checkpoint = open_checkpoint(folder)
-    assert checkpoint.spec.eos_token_ids == (7, 9)
-    assert checkpoint.generation == GenerationDefaults((7, 9), temperature=1.0, top_p=0.95)
+    assert open_checkpoint(folder).spec.eos_token_ids == (7, 9)
     _write(folder / "generation_config.json", {"temperature": 0.6})
-    checkpoint = open_checkpoint(folder)
-    assert checkpoint.spec.eos_token_ids == (1,)
-    assert checkpoint.generation.temperature == 0.0
+    assert open_checkpoint(folder).spec.eos_token_ids == (1,)
     (folder / "generation_config.json").unlink()
-    assert open_checkpoint(folder).generation == GenerationDefaults()
+    assert open_checkpoint(folder).spec.eos_token_ids == (1,)
 
 
-def test_generation_config_of_a_wrong_type() -> None:
-    """Red when a string in the place of a number ends in a traceback."""
-    with pytest.raises(ConfigError, match="temperature"):
-        read_generation({"do_sample": True, "temperature": "0.6"})
+def test_generation_config_of_a_wrong_type(copy_of: Callable[..., Path]) -> None:
+    """Red when a string in the place of a token id ends in a traceback, or the file is not named."""
+    folder = copy_of()
+    _write(folder / "generation_config.json", {"eos_token_id": "</s>"})
+    with pytest.raises(ConfigError, match=r"generation_config\.json.*eos_token_id"):
+        open_checkpoint(folder)
 
 
 def _write(file: Path, value: Any) -> None:
