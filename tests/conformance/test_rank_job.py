@@ -2,7 +2,9 @@
 
 import ast
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -294,6 +296,25 @@ def test_an_engine_killed_while_ranks_start_leaves_nothing() -> None:
             process.kill()
             process.wait()
             assert within(8, lambda pid=process.pid: not ranks_of(pid)), delay
+
+
+def test_an_engine_that_dies_between_two_connections_leaves_nothing() -> None:
+    """Red when a rank that finds no engine ends while another is in MPI's start: that one waits for ever, or is killed
+    before MPI's files have lost their names."""
+    address = f"splash-{os.getpid()}-{secrets.token_hex(8)}"
+    before = orphans()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("\0" + address)
+        listener.listen(0)  # one rank is connected, the other waits
+        launcher = launch._start(2, address, 1)
+        time.sleep(1.5)
+    with launcher:
+        try:
+            assert launcher.wait(20) != 0
+        finally:
+            launcher.kill()
+    assert within(3, lambda: not ranks_of(os.getpid()))
+    assert orphans() <= before
 
 
 def test_ctrl_c_reaches_the_engine_alone() -> None:

@@ -31,9 +31,10 @@ that went to sleep takes longer to wake up than the message takes (measured: 60 
 
 def main(address: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the engine's business
-    line = Line(address)
+    line: Line | None = None
     try:
-        world = _join()
+        world = _join()  # before anything that an engine's death could end: until then MPI's files have names
+        line = _connect(address)
         _end_with(line)
         line.send(Kind.HELLO, (world.Get_rank(), os.getpid(), os.getppid()))
         entry, args = line.receive()
@@ -42,7 +43,16 @@ def main(address: str) -> None:
         _leave(0)
     except BaseException as error:
         known = type(error)(str(error)) if isinstance(error, SplashError) else None
+        line = line or _connect(address)
         line.send(Kind.ERROR, (known, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+        _leave(1)
+
+
+def _connect(address: str) -> Line:
+    """The line to the engine; ends this process if there is no engine any more."""
+    try:
+        return Line(address)
+    except ConnectionError:
         _leave(1)
 
 
