@@ -40,7 +40,7 @@ def command(name: str, ranks: int, file: Path) -> int:
     """
     from splash.core.errors import ConfigError
     from splash.engine.overheads import measured_overheads
-    from splash.exec.measure import mean_timings
+    from splash.exec.measure import slowest_timings
     from splash.hal.registry import load_backend
     from splash.hw.load import profile_from_table
     from splash.hw.measure import Measurement, measured_table
@@ -65,7 +65,7 @@ def command(name: str, ranks: int, file: Path) -> int:
             ranks=ranks,
             memory_bytes=device.memory_bytes,
             shared_by=backend.caps.max_ranks // len(devices),
-            timings=mean_timings(by_rank),
+            timings=slowest_timings(by_rank),
         )
     )
     profile = profile_from_table(table, name=file.stem, where=str(file))

@@ -1,15 +1,17 @@
 """Times the operations that a step is made of, on all ranks at once, through the port's own protocol.
 
 What is run is what the model runs: its linear products and experts, the port's attention, communicator and copier.
-Times are medians over repetitions; ranks start each operation together, so that they share the machine as in a step.
+An operation is timed as a step finds it: all ranks begin it together, and before each repetition they compute products
+as large as a layer's, so that no cache holds its code, its inputs or the pages it reads. (With caches warm attention
+over a short context took half as long as in a step, and a norm a third.) Times are medians over repetitions.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -22,7 +24,9 @@ from splash.model.layers.moe import MoE, Router
 from splash.model.layers.norm import RMSNorm
 from splash.spec.model import MoESpec
 
-REPEATS = 9
+REPEATS, REPEATS_OF_CHUNKS = 9, 3
+LAYER_BYTES = 32 << 20
+"""Weights that a rank reads between two repetitions."""
 COLD_BYTES = 64 << 20
 """Weights that are used in turn, so that no cache holds them, as in a model of many layers."""
 STREAM_BYTES = 128 << 20
@@ -31,17 +35,16 @@ ROWS = (1, 4, 16, 64, 256)
 SHAPES = ((576, 1024), (1536, 512), (1024, 1024), (2304, 1024), (1024, 2304))
 """Columns and inner dimension of products."""
 HIDDEN, EXPERTS, TOP_K = 1024, 16, 4
-MLA = (Heads(2, 1, 576, 512, mla=True), Heads(16, 1, 576, 512, mla=True))
-GQA = (Heads(4, 2, 128, 128), Heads(16, 2, 128, 128))
-INDEX = (Heads(4, 1, 64, 64, mla=True), Heads(32, 1, 64, 64, mla=True))
+MLA = tuple(Heads(heads, 1, 576, 512, mla=True) for heads in (2, 8, 16))
+GQA = tuple(Heads(heads, 2, 128, 128) for heads in (4, 16))
+INDEX = tuple(Heads(heads, 1, 64, 64, mla=True) for heads in (4, 32))
 """Few and many heads: what is bound by memory, and what by arithmetic."""
 DECODES = tuple(
-    (rows, length) for rows in (1, 8, 32) for length in (64, 512, 2048, 6144) if rows * length <= 65536
+    (rows, length) for rows in (1, 8, 32) for length in (60, 500, 2500, 6000) if rows * length <= 65536
 )
 CHUNKS = tuple((start, rows) for start in (0, 512, 2048) for rows in (32, 128, 512))
 SELECTED = 512
 MESSAGES = tuple(1 << power for power in range(10, 23, 2))
-IN_A_ROW = 20
 PAGE_BYTES, NUM_PAGES = 64 << 10, 512
 
 Call = Callable[..., object]
@@ -55,134 +58,153 @@ def measure_ranks(context: RankContext, args: Any) -> None:
     context.receive()
 
 
-def mean_timings(by_rank: Sequence[Sequence[Timing]]) -> tuple[Timing, ...]:
-    """One timing for each operation and counts: the mean over the ranks, which ran it at the same time."""
-    return tuple(
-        Timing(same[0].operation, same[0].counts, statistics.fmean(timing.seconds for timing in same))
-        for same in zip(*by_rank, strict=True)
-    )
+def slowest_timings(by_rank: Sequence[Sequence[Timing]]) -> tuple[Timing, ...]:
+    """Of each operation that all ranks ran alike the slowest rank's, for which the others wait at the next collective;
+    where they had different work, all."""
+    found: list[Timing] = []
+    for same in zip(*by_rank, strict=True):
+        alike = all(timing.counts == same[0].counts for timing in same)
+        found += [max(same, key=lambda timing: timing.seconds)] if alike else same
+    return tuple(found)
 
 
 def timings(context: RankContext) -> Iterator[Timing]:
     """All of them, in the same order on every rank."""
-    torch.manual_seed(context.rank)
+    clock = Clock(context)
     dtypes = [name for name in ("float32", "bfloat16") if name in context.backend.caps.dtypes]
-    yield from _stream(context)
+    yield from _stream(clock)
     for name in dtypes:
-        yield from _products(context, name)
-        yield from _experts(context, name)
-    yield from _elementwise(context)
-    yield from _decodes(context)
-    yield from _chunks(context)
-    yield from _selections(context)
+        yield from _products(clock, name)
+        yield from _experts(clock, name)
+    yield from _elementwise(clock)
+    yield from _decodes(clock)
+    yield from _chunks(clock)
+    yield from _selections(clock)
     if context.size > 1:
-        yield from _collectives(context)
-    yield from _copies(context)
+        yield from _collectives(clock)
+    yield from _copies(clock)
 
 
-def _timed(context: RankContext, call: Call, *, repeats: int = REPEATS) -> float:
-    """Median seconds; one call before does not count, since it compiles and maps what the others use."""
-    call()
-    context.backend.synchronize()
-    context.comm.barrier()
-    found = []
-    for _ in range(repeats):
+class Clock:
+    """Times calls on this rank while all others make the same ones."""
+
+    def __init__(self, context: RankContext) -> None:
+        self.comm = context.comm
+        self.backend = context.backend
+        self.device = context.backend.device
+        self._row = torch.randn(1, HIDDEN, device=self.device)
+        layer = torch.randn(LAYER_BYTES // 4 // HIDDEN, HIDDEN, device=self.device)
+        self._layer = [packed(weight) for weight in layer.split(HIDDEN)]
+
+    def seconds(self, call: Call, *, repeats: int = REPEATS, after_layer: bool = True) -> float:
+        """The median; one call before does not count, since it compiles and maps what the others use. Products do not
+        come `after_layer`: they follow upon others, and bring weights of their own that are in no cache."""
+        call()
+        return median([self._once(call, after_layer=after_layer) for _ in range(repeats)])
+
+    def _once(self, call: Call, *, after_layer: bool) -> float:
+        for weight in self._layer if after_layer else ():
+            linear(self._row, weight)
+        self.backend.synchronize()
+        self.comm.barrier()
         started = time.perf_counter()
         call()
-        context.backend.synchronize()
-        found.append(time.perf_counter() - started)
-    return statistics.median(found)
+        self.backend.synchronize()
+        return time.perf_counter() - started
 
 
-def _weights(context: RankContext, dtype: torch.dtype, *shape: int) -> Iterator[torch.Tensor]:
+def _weights(clock: Clock, dtype: torch.dtype, *shape: int) -> Iterator[torch.Tensor]:
     """Different ones in turn, in the form that `linear` prefers."""
     count = max(2, COLD_BYTES // (shape[0] * shape[1] * dtype.itemsize))
-    several = torch.randn(count, *shape, device=context.backend.device).to(dtype) / shape[1] ** 0.5
+    several = torch.randn(count, *shape, device=clock.device).to(dtype) / shape[1] ** 0.5
     return cycle([packed(weight) for weight in several])
 
 
-def _stream(context: RankContext) -> Iterator[Timing]:
-    weight = torch.randn(STREAM_BYTES // 4 // HIDDEN, HIDDEN, device=context.backend.device)
-    row = torch.randn(1, HIDDEN, device=context.backend.device)
-    yield Timing(STREAM, {"num_bytes": STREAM_BYTES}, _timed(context, lambda: linear(row, weight)))
-
-
-def _products(context: RankContext, name: str) -> Iterator[Timing]:
-    dtype = getattr(torch, name)
-    for n, k in SHAPES:
-        weights = _weights(context, dtype, n, k)
-        for m in ROWS:
-            x = torch.randn(m, k, device=context.backend.device).to(dtype)
-            seconds = _timed(context, lambda x=x, weights=weights: linear(x, next(weights)))
-            yield Timing(f"gemm {name}", {"m": m, "n": n, "k": k}, seconds)
-
-
-def _experts(context: RankContext, name: str) -> Iterator[Timing]:
-    """As ranks share them: this one's experts are chosen by some of the rows."""
-    dtype, here = getattr(torch, name), EXPERTS // context.size
-    spec = MoESpec(EXPERTS, TOP_K, 256, 0, "sigmoid", norm_topk=True, scaling=1.0)
-    router = Router(spec, torch.randn(EXPERTS, HIDDEN, device=context.backend.device), None)
-    for ffn in (256, 1024):
-        layers = cycle([_moe(context, router, dtype, here, ffn) for _ in range(2)])
-        for tokens in ROWS:
-            h = torch.randn(tokens, HIDDEN, device=context.backend.device).to(dtype)
-            seconds = _timed(context, lambda h=h, layers=layers: next(layers)(h))
-            counts = {
-                "tokens": tokens,
-                "rows": tokens * TOP_K / context.size,
-                "experts": EXPERTS,
-                "experts_hit": here * (1 - (1 - TOP_K / EXPERTS) ** tokens),
-                "hidden": HIDDEN,
-                "ffn": ffn,
-            }
-            yield Timing(f"experts {name}", counts, seconds)
-
-
-def _moe(context: RankContext, router: Router, dtype: torch.dtype, here: int, ffn: int) -> MoE:
-    gate_up = torch.randn(here, 2 * ffn, HIDDEN, device=context.backend.device).to(dtype) / HIDDEN**0.5
-    down = torch.randn(here, HIDDEN, ffn, device=context.backend.device).to(dtype) / ffn**0.5
-    first, pairs = context.rank * here, (gate_up, down)
-    return MoE(
-        router, *([packed(matrix) for matrix in several] for several in pairs), first=first, shared=None
+def _stream(clock: Clock) -> Iterator[Timing]:
+    weight = torch.randn(STREAM_BYTES // 4 // HIDDEN, HIDDEN, device=clock.device)
+    row = torch.randn(1, HIDDEN, device=clock.device)
+    yield Timing(
+        STREAM, {"num_bytes": STREAM_BYTES}, clock.seconds(lambda: linear(row, weight), after_layer=False)
     )
 
 
-def _elementwise(context: RankContext) -> Iterator[Timing]:
-    norm = RMSNorm(torch.ones(HIDDEN, device=context.backend.device), 1e-6)
+def _products(clock: Clock, name: str) -> Iterator[Timing]:
+    dtype = getattr(torch, name)
+    for n, k in SHAPES:
+        weights = _weights(clock, dtype, n, k)
+        for m in ROWS:
+            x = torch.randn(m, k, device=clock.device).to(dtype)
+            seconds = clock.seconds(lambda x=x, weights=weights: linear(x, next(weights)), after_layer=False)
+            yield Timing(f"gemm {name}", {"m": m, "n": n, "k": k}, seconds)
+
+
+def _experts(clock: Clock, name: str) -> Iterator[Timing]:
+    """As ranks share them: each has some, and the rows of every repetition choose others."""
+    dtype, num_here = getattr(torch, name), EXPERTS // clock.comm.size
+    here = range(clock.comm.rank * num_here, (clock.comm.rank + 1) * num_here)
+    spec = MoESpec(EXPERTS, TOP_K, 256, 0, "sigmoid", norm_topk=True, scaling=1.0)
+    router = Router(spec, torch.randn(EXPERTS, HIDDEN, device=clock.device), None)
+    for ffn in (256, 1024):
+        layer = _moe(clock, router, dtype, here, ffn)
+        for tokens in ROWS:
+            inputs = torch.randn(1 + REPEATS, tokens, HIDDEN, device=clock.device).to(dtype).unbind(0)
+            rows = cycle(inputs)
+            seconds = clock.seconds(lambda layer=layer, rows=rows: layer(next(rows)))
+            counts = {"tokens": tokens, "experts": EXPERTS, "hidden": HIDDEN, "ffn": ffn}
+            yield Timing(f"experts {name}", {**counts, **_chosen(router, inputs[1:], here)}, seconds)
+
+
+def _moe(clock: Clock, router: Router, dtype: torch.dtype, here: range, ffn: int) -> MoE:
+    gate_up = torch.randn(len(here), 2 * ffn, HIDDEN, device=clock.device).to(dtype) / HIDDEN**0.5
+    down = torch.randn(len(here), HIDDEN, ffn, device=clock.device).to(dtype) / ffn**0.5
+    pairs = ([packed(matrix) for matrix in several] for several in (gate_up, down))
+    return MoE(router, *pairs, first=here.start, shared=None)
+
+
+def _chosen(router: Router, inputs: Sequence[torch.Tensor], here: range) -> dict[str, float]:
+    """What the experts `here` have to do for one of `inputs`, on average."""
+    chosen = [[expert for expert in router(h)[0].flatten().tolist() if expert in here] for h in inputs]
+    return {"rows": fmean(map(len, chosen)), "experts_hit": fmean(len(set(experts)) for experts in chosen)}
+
+
+def _elementwise(clock: Clock) -> Iterator[Timing]:
+    norm = RMSNorm(torch.ones(HIDDEN, device=clock.device), 1e-6)
     for rows in ROWS:
-        x = torch.randn(rows, HIDDEN, device=context.backend.device)
-        seconds = _timed(context, lambda x=x: norm(x), repeats=4 * REPEATS)
+        x = torch.randn(rows, HIDDEN, device=clock.device)
+        seconds = clock.seconds(lambda x=x: norm(x))
         yield Timing("elementwise", {"num_bytes": 2 * x.numel() * x.itemsize}, seconds)
 
 
-def _decodes(context: RankContext) -> Iterator[Timing]:
+def _decodes(clock: Clock) -> Iterator[Timing]:
     for name, heads in _each(mla=MLA, gqa=GQA):
         for rows, length in DECODES:
-            batch = _batch(context, heads, [Rows(length - 1)] * rows)
+            batch = _batch(clock, heads, [Rows(length - 1)] * rows)
             counts = {"rows": rows, "kv_tokens": rows * length, **_sizes(heads)}
-            yield Timing(f"{name} decode", counts, _timed(context, _attend(context, batch)))
+            yield Timing(f"{name} decode", counts, clock.seconds(_attend(clock, batch)))
 
 
-def _chunks(context: RankContext) -> Iterator[Timing]:
+def _chunks(clock: Clock) -> Iterator[Timing]:
     for name, heads in _each(mla=MLA, gqa=GQA):
         for start, rows in CHUNKS:
-            batch = _batch(context, heads, [Rows(start, rows)])
+            batch = _batch(clock, heads, [Rows(start, rows)])
             pairs = rows * (start + (rows + 1) / 2)
             counts = {"pairs": pairs, "kv_tokens": start + rows, **_sizes(heads)}
-            yield Timing(f"{name} prefill", counts, _timed(context, _attend(context, batch)))
+            yield Timing(
+                f"{name} prefill", counts, clock.seconds(_attend(clock, batch), repeats=REPEATS_OF_CHUNKS)
+            )
 
 
 def _each(**kinds: tuple[Heads, ...]) -> Iterator[tuple[str, Heads]]:
     return ((name, heads) for name, several in kinds.items() for heads in several)
 
 
-def _batch(context: RankContext, heads: Heads, rows: Sequence[Rows]) -> Batch:
-    backend = context.backend
+def _batch(clock: Clock, heads: Heads, rows: Sequence[Rows]) -> Batch:
+    backend = clock.backend
     return make_batch(heads, rows, block_size=backend.caps.block_size, device=backend.device)
 
 
-def _attend(context: RankContext, batch: Batch) -> Call:
-    attention, size = context.backend.attention(), context.backend.caps.block_size
+def _attend(clock: Clock, batch: Batch) -> Call:
+    attention, size = clock.backend.attention(), clock.backend.caps.block_size
     prepared = attention.prepare(batch.seqs, size)
     return lambda: attention.attend(batch.q, batch.kv, prepared, batch.scale)
 
@@ -198,24 +220,24 @@ def _sizes(heads: Heads) -> dict[str, float]:
     }
 
 
-def _selections(context: RankContext) -> Iterator[Timing]:
+def _selections(clock: Clock) -> Iterator[Timing]:
     """The indexer's choice of tokens, and attention over as many."""
     lengths = [(rows, length) for rows, length in DECODES if length > SELECTED]
-    for index, heads in zip(INDEX, MLA, strict=True):
+    for index, heads in zip(INDEX, (MLA[0], MLA[-1]), strict=True):
         for rows, length in lengths:
-            yield from _selection(context, index, heads, rows, length)
+            yield from _selection(clock, index, heads, rows, length)
 
 
-def _selection(context: RankContext, index: Heads, heads: Heads, rows: int, length: int) -> Iterator[Timing]:
-    attention, size = context.backend.attention(), context.backend.caps.block_size
-    batch = _batch(context, index, [Rows(length - 1)] * rows)
-    weights, keys = torch.randn(batch.q.shape[:2], device=context.backend.device), batch.kv.k[:, :, 0]
+def _selection(clock: Clock, index: Heads, heads: Heads, rows: int, length: int) -> Iterator[Timing]:
+    attention, size = clock.backend.attention(), clock.backend.caps.block_size
+    batch = _batch(clock, index, [Rows(length - 1)] * rows)
+    weights, keys = torch.randn(batch.q.shape[:2], device=clock.device), batch.kv.k[:, :, 0]
     prepared = attention.prepare_selection(batch.seqs, size, SELECTED)
-    seconds = _timed(context, lambda: attention.select(batch.q, weights, keys, prepared))
+    seconds = clock.seconds(lambda: attention.select(batch.q, weights, keys, prepared))
     yield Timing("indexer", {"rows": rows, "kv_tokens": rows * length, **_sizes(index)}, seconds)
-    cached = _batch(context, heads, [Rows(length - 1)] * rows)
+    cached = _batch(clock, heads, [Rows(length - 1)] * rows)
     tokens = _places(cached, size)
-    seconds = _timed(context, lambda: attention.attend_selected(cached.q, cached.kv, tokens, cached.scale))
+    seconds = clock.seconds(lambda: attention.attend_selected(cached.q, cached.kv, tokens, cached.scale))
     yield Timing("selected", {"rows": rows, "kv_tokens": rows * SELECTED, **_sizes(heads)}, seconds)
 
 
@@ -226,12 +248,11 @@ def _places(batch: Batch, size: int) -> torch.Tensor:
     return torch.stack([own[torch.randperm(len(own), device=own.device)[:SELECTED]] for own in tokens])
 
 
-def _collectives(context: RankContext) -> Iterator[Timing]:
-    """Many in a row, so that waiting for the slower rank counts once."""
-    comm, size = context.comm, context.size
+def _collectives(clock: Clock) -> Iterator[Timing]:
+    comm, size = clock.comm, clock.comm.size
     share = 1 - 1 / size
     for num_bytes in MESSAGES:
-        x = torch.zeros(num_bytes // 4, device=context.backend.device)
+        x = torch.zeros(num_bytes // 4, device=clock.device)
         part, parts = x[: len(x) // size].contiguous(), [len(x) // size] * size
         calls: dict[str, tuple[float, Call]] = {
             "all_reduce": (2 * share, lambda x=x: comm.all_reduce(x)),
@@ -241,26 +262,27 @@ def _collectives(context: RankContext) -> Iterator[Timing]:
             "broadcast": (1.0, lambda x=x: comm.broadcast(x, 0)),
         }
         for op, (received, call) in calls.items():
-            seconds = _timed(context, lambda call=call: [call() for _ in range(IN_A_ROW)]) / IN_A_ROW
-            yield Timing(op, {"num_bytes": received * num_bytes}, seconds)
+            yield Timing(op, {"num_bytes": received * num_bytes}, clock.seconds(call))
 
 
-def _copies(context: RankContext) -> Iterator[Timing]:
+def _copies(clock: Clock) -> Iterator[Timing]:
     """Pages from the next rank's pool, as a transition copies them."""
     half = PAGE_BYTES * NUM_PAGES
-    pool = context.backend.pool(context.comm, 2 * half)
+    pool = clock.backend.pool(clock.comm, 2 * half)
     pool.bytes.fill_(1)
-    context.comm.barrier()
-    copier = context.backend.copier(context.comm, pool)
+    clock.comm.barrier()
+    copier = clock.backend.copier(clock.comm, pool)
     order = torch.randperm(NUM_PAGES).tolist()
     runs = tuple((PAGE_BYTES * src, half + PAGE_BYTES * dst, PAGE_BYTES) for dst, src in enumerate(order))
 
     def copied() -> None:
-        copier.submit([ByteCopy(rank, (rank + 1) % context.size, rank, runs) for rank in range(context.size)])
+        copier.submit(
+            [ByteCopy(rank, (rank + 1) % clock.comm.size, rank, runs) for rank in range(clock.comm.size)]
+        )
         while not copier.poll():
             pass
 
-    yield Timing(COPY, {"num_bytes": half}, _timed(context, copied))
-    context.comm.barrier()
+    yield Timing(COPY, {"num_bytes": half}, clock.seconds(copied, after_layer=False))
+    clock.comm.barrier()
     copier.close()
     pool.close()

@@ -44,7 +44,15 @@ SPAN = math.log(1000.0)
 """How far from its start a number is sought, as a logarithm."""
 ROOF = {"flops": 5e10, "bandwidth": 1e10, "fixed": 1e-5}
 PROTOCOL = {"alpha": 5e-6, "beta": 5e9}
-EXPERTS = {"flops.256": 5e10, "flops.1024": 5e10, "bandwidth": 1e10, "fixed": 2e-5, "per_hit": 2e-5}
+DECODE = {**ROOF, "per_row": 1e-6, "gather_bandwidth": 2e10}
+EXPERTS = {
+    "flops.256": 5e10,
+    "flops.1024": 5e10,
+    "bandwidth": 1e10,
+    "fixed": 2e-5,
+    "per_hit": 2e-5,
+    "per_token": 1e-6,
+}
 DTYPES = ("float32", "bfloat16")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 
@@ -55,11 +63,11 @@ def probes(ranks: int) -> dict[str, Probe]:
     for dtype in DTYPES:
         found[f"gemm {dtype}"] = Probe(f"gemm.{dtype}", ROOF, _gemm(dtype))
         found[f"experts {dtype}"] = Probe(f"moe.{dtype}", EXPERTS, _experts(dtype))
-    found["mla decode"] = Probe("attention.mla_decode", {**ROOF, "per_row": 1e-6}, _mla_decode)
+    found["mla decode"] = Probe("attention.mla_decode", DECODE, _mla_decode)
     found["mla prefill"] = Probe("attention.mla_prefill", ROOF, _mla_prefill)
-    found["gqa decode"] = Probe("attention.gqa_decode", {**ROOF, "per_row": 1e-6}, _gqa_decode)
+    found["gqa decode"] = Probe("attention.gqa_decode", DECODE, _gqa_decode)
     found["gqa prefill"] = Probe("attention.gqa_prefill", ROOF, _gqa_prefill)
-    found["selected"] = Probe("attention.sparse_mla_decode", {**ROOF, "per_row": 1e-6}, _selected)
+    found["selected"] = Probe("attention.sparse_mla_decode", DECODE, _selected)
     found["indexer"] = Probe("attention.indexer", ROOF, _indexer)
     found["elementwise"] = Probe("elementwise", {"bandwidth": 1e10, "fixed": 1e-5}, _elementwise)
     for op in COLLECTIVES if ranks > 1 else ():
@@ -76,7 +84,7 @@ def _experts(dtype: str) -> Cost:
 
     def cost(p: HardwareProfile, c: Counts) -> float:
         shape = (int(c["hidden"]), int(c["ffn"]), 1, dtype)
-        routed = ops.grouped_gemm_s(p, c["rows"], c["experts_hit"], *shape)
+        routed = ops.grouped_gemm_s(p, c["rows"], c["experts_hit"], *shape, tokens=c["tokens"])
         return float(routed + ops.gemm_s(p, c["tokens"], c["experts"], c["hidden"], "float32"))
 
     return cost

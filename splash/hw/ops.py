@@ -200,7 +200,10 @@ def _decode(
     fixed = decode.fixed.value
     merge = _value(decode.split) * read / (read + fixed)
     each = _value(decode.per_row) + heads * _value(decode.per_head)
-    return (kv_tokens > 0) * (fixed + read + merge + rows * each)
+    seconds = fixed + read + merge + rows * each
+    if decode.gather_bandwidth is not None:
+        seconds = seconds + kv_tokens * token_bytes / decode.gather_bandwidth.value
+    return (kv_tokens > 0) * seconds
 
 
 def _by_heads(decode: Decode, heads: Count) -> Count:

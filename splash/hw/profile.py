@@ -130,6 +130,9 @@ class Decode:
     heads, and `flops` is that of the widest kernel."""
     per_head: Quantity | None = None
     """Seconds that each query head of each row adds: its query is read, and what units have of its output merged."""
+    gather_bandwidth: Quantity | None = None
+    """At which cached tokens are copied together before anything is computed over them; absent where a kernel reads
+    pages where they lie."""
 
 
 @dataclass(frozen=True, slots=True)
