@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from splash.spec.config import normalise
+from splash.model.synthetic import write_random
 from splash.spec.model import ModelSpec
-from splash.spec.tensors import LogicalTensor, model_tensors, num_params
+from splash.spec.tensors import num_params
 
 BOS, EOS = "<|bos|>", "<|eos|>"
 BOS_ID, EOS_ID = 0, 1
@@ -74,32 +74,10 @@ def write_checkpoint(folder: Path, *, dtype: str = "float32", seed: int = 0, **c
 
     `changes` go into the config under transformers' names.
     """
-    config = {**CONFIG, **changes, "torch_dtype": dtype}
-    spec = normalise(config)
-    folder.mkdir(parents=True, exist_ok=True)
-    _write_json(folder / "config.json", config)
+    spec = write_random(folder, {**CONFIG, **changes, "torch_dtype": dtype}, seed=seed)
     _write_json(folder / "generation_config.json", {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID})
     _write_tokenizer(folder)
-    _write_weights(folder, spec, dtype=dtype, seed=seed)
     return spec
-
-
-def _write_weights(folder: Path, spec: ModelSpec, *, dtype: str, seed: int) -> None:
-    import torch
-    from safetensors.torch import save_file
-
-    generator = torch.Generator().manual_seed(seed)
-
-    def random(tensor: LogicalTensor) -> torch.Tensor:
-        """N(0, 1/fan_in) for matrices, 1 + 0.1 N for norms, 0.1 N for the router's bias, which stays float32."""
-        drawn = torch.randn(tensor.shape, generator=generator)
-        if tensor.name.endswith("bias"):
-            return drawn * 0.1
-        scaled = drawn * tensor.shape[-1] ** -0.5 if drawn.dim() == 2 else drawn * 0.1 + 1
-        return scaled.to(getattr(torch, dtype))
-
-    tensors = {tensor.name: random(tensor) for tensor in model_tensors(spec)}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def _write_tokenizer(folder: Path) -> None:

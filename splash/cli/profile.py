@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
-
-from splash.cli.options import DEMO
 
 TIMEOUT_S = 600.0
 
@@ -36,15 +35,16 @@ def command(name: str, ranks: int, file: Path) -> int:
     """Time the operations that a step is made of, on an otherwise idle machine, and write a profile.
 
     Products, experts, attention, collectives and copies run as the engine runs them, on all ranks at once, for about a
-    minute. Then the demo model is served for what operations do not show: the time between steps, and of layers.
+    minute. Then a random model is served for what operations do not show: the time between steps, and of layers.
     """
     from splash.core.errors import ConfigError
-    from splash.engine.overheads import measured_overheads
+    from splash.engine.overheads import CONFIG, measured_overheads
     from splash.exec.measure import slowest_timings
     from splash.hal.registry import load_backend
     from splash.hw.load import profile_from_table
     from splash.hw.measure import Measurement, measured_table
     from splash.hw.write import profile_text, put, quantity
+    from splash.model.synthetic import write_random
 
     if not file.parent.is_dir():
         raise ConfigError(f"the folder {file.parent} does not exist (-o)")
@@ -69,9 +69,11 @@ def command(name: str, ranks: int, file: Path) -> int:
         )
     )
     profile = profile_from_table(table, name=file.stem, where=str(file))
-    host = measured_overheads(DEMO, profile, backend=name, ranks=ranks)
+    with TemporaryDirectory() as folder:
+        write_random(Path(folder), CONFIG)
+        host = measured_overheads(Path(folder), profile, backend=name, ranks=ranks)
     for key, value in (("step", host.step_s), ("request", host.request_s), ("layer", host.layer_s)):
-        source = f"measured: {where}, serving the demo model: beside its operations"
+        source = f"measured: {where}, serving a random model: beside its operations"
         put(table, f"host.{key}_overhead", quantity(value, source))
     file.write_text(profile_text(table, comment=f"Measured on {where}."), encoding="utf-8")
     click.echo(f"{file}: {len(by_rank[0])} operations, {profile.summary}")

@@ -1,4 +1,4 @@
-"""What steps take beside their operations, measured by serving a small model: the part of a profile that no single
+"""What steps take beside their operations, measured by serving a random model: the part of a profile that no single
 operation shows."""
 
 from __future__ import annotations
@@ -20,6 +20,41 @@ from splash.layout.work import Work
 from splash.sched.step import StepPlan, StepResult
 from splash.sim.mirror import LengthMirror
 
+CONFIG = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "vocab_size": 256,
+    "hidden_size": 1024,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "q_lora_rank": 384,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 64,
+    "v_head_dim": 64,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 256,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 0,
+    "n_group": 1,
+    "topk_group": 1,
+    "scoring_func": "sigmoid",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 4096,
+    "rope_theta": 10000.0,
+    "rope_interleave": True,
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+}
+"""config.json of the model that shows them: with all weights of a layer small, but none in a cache when it is its turn
+(200 MB), as with larger models. What a layer does beside its products takes twice as long then as with warm caches."""
 COUNTS = (1, 4, 16)
 """Requests that decode at a time."""
 PROMPT, OUTPUT = 32, 64
@@ -47,7 +82,7 @@ class Seen:
 
 
 def measured_overheads(folder: Path, profile: HardwareProfile, *, backend: str, ranks: int) -> Overheads:
-    """Serves the checkpoint, whose operations are so small that the rest shows; the machine should be idle."""
+    """Serves the checkpoint, as `CONFIG` says it; the machine should be idle."""
     deployment = open_deployment(folder, EngineConfig(ranks=ranks, backend=backend, layout="tp"))
     spec = deployment.checkpoint.spec
     cost = cost_model(spec, deployment.config, profile)

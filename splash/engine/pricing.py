@@ -28,8 +28,8 @@ def port_profile(port: str) -> HardwareProfile | None:
 
 
 def cost_model(spec: ModelSpec, config: EngineConfig, profile: HardwareProfile) -> CostModel:
-    """Of steps as ranks here run them: each has all rows, prompts attend over latents as they are stored, and copies
-    are made between steps. `config` is a deployment's: its types are set."""
+    """Of steps as ranks here run them: each has all rows, prompts attend over latents as they are stored, copies are
+    made between steps, and experts lie where their numbers say. `config` is a deployment's: its types are set."""
     assert config.dtype is not None
     assert config.kv_dtype is not None
     return CostModel(
@@ -41,6 +41,7 @@ def cost_model(spec: ModelSpec, config: EngineConfig, profile: HardwareProfile) 
         scattered=False,
         unabsorbed=False,
         overlapped_copies=False,
+        balanced_experts=False,
     )
 
 

@@ -65,15 +65,17 @@ class CostModel:
         scattered: bool = True,
         unabsorbed: bool = True,
         overlapped_copies: bool = True,
+        balanced_experts: bool = True,
     ) -> None:
         """`scattered`: the port divides rows over the ranks between layers where `may_scatter` allows it and it pays.
         `unabsorbed`: prompts may attend with keys and values projected up from the latents. `overlapped_copies`:
-        background copies run beside the step and take memory bandwidth from it; else the step waits for them."""
+        background copies run beside the step and take memory bandwidth from it; else the step waits for them.
+        `balanced_experts`: as in `row_tables`."""
         self.spec = spec
         self.profile = profile
         self.ranks = ranks
         self.precision = precision
-        self._tables = row_tables(spec, profile, ranks, precision, max_rows)
+        self._tables = row_tables(spec, profile, ranks, precision, max_rows, balanced=balanced_experts)
         self._attention = AttentionCost(spec, profile, ranks, precision)
         self._wire = _Wire.of(spec, precision)
         self._unabsorbed = unabsorbed

@@ -56,9 +56,16 @@ class RowTables:
 
 
 def row_tables(
-    spec: ModelSpec, profile: HardwareProfile, ranks: int, precision: Precision, max_rows: int
+    spec: ModelSpec,
+    profile: HardwareProfile,
+    ranks: int,
+    precision: Precision,
+    max_rows: int,
+    *,
+    balanced: bool = True,
 ) -> RowTables:
-    """The tables of one rank among `ranks`."""
+    """The tables of one rank among `ranks`. `balanced`: experts are placed, or copied, so that all ranks have as much
+    to do for every step; else the rows of a step choose more of one rank's, and all wait for that one."""
     rows = np.arange(max_rows + 1, dtype=np.float64)
     heads = spec.attention.num_heads
     hidden_bytes = spec.hidden_size * precision.activation_bytes * rows
@@ -69,7 +76,7 @@ def row_tables(
         shard=_head_tables(spec, profile, precision, rows, heads // ranks, ranks),
         whole=_head_tables(spec, profile, precision, rows, heads, 1),
         replicated=_replicated(spec, profile, ranks, precision, rows).tolist(),
-        ffn=_ffns(spec, profile, ranks, precision, rows).tolist(),
+        ffn=_ffns(spec, profile, ranks, precision, rows, balanced=balanced).tolist(),
         closing=(2 * spec.num_layers * _collective(profile, "all_reduce", ranks, hidden_bytes)).tolist(),
         scattered_closing=(gather + scatter).tolist(),
         head=ops.gemm_s(profile, rows, vocabulary, spec.hidden_size, precision.dense).tolist(),
@@ -157,12 +164,18 @@ def _kda(
 
 
 def _ffns(
-    spec: ModelSpec, profile: HardwareProfile, ranks: int, precision: Precision, rows: Seconds
+    spec: ModelSpec,
+    profile: HardwareProfile,
+    ranks: int,
+    precision: Precision,
+    rows: Seconds,
+    *,
+    balanced: bool,
 ) -> Seconds:
     seconds = np.zeros_like(rows)
     for ffn, count in Counter(spec.ffns).items():
         one = (
-            _moe(ffn, spec.hidden_size, profile, ranks, precision, rows)
+            _moe(ffn, spec.hidden_size, profile, ranks, precision, rows, balanced=balanced)
             if isinstance(ffn, MoESpec)
             else _mlp(ffn, spec.hidden_size, profile, ranks, precision, rows)
         )
@@ -179,16 +192,25 @@ def _mlp(
 
 
 def _moe(
-    moe: MoESpec, hidden: int, profile: HardwareProfile, ranks: int, precision: Precision, rows: Seconds
+    moe: MoESpec,
+    hidden: int,
+    profile: HardwareProfile,
+    ranks: int,
+    precision: Precision,
+    rows: Seconds,
+    *,
+    balanced: bool,
 ) -> Seconds:
-    """Experts lie whole on ranks (EP) and are chosen evenly; each rank reads those that a row of the step chose. The
-    router computes in fp32, whatever the weights' type (`model.layers.moe`)."""
+    """Experts lie whole on ranks (EP), each as likely to be chosen; a rank reads those that a row of the step chose.
+    The router computes in fp32, whatever the weights' type (`model.layers.moe`)."""
     held = moe.num_experts / ranks
-    hit = held * (1 - (1 - moe.top_k / moe.num_experts) ** rows)
+    pairs, hit = rows * moe.top_k / ranks, held * hit_share(moe, rows)
+    if not balanced:
+        pairs, hit = busiest_rank(moe, ranks, rows)
     seconds = ops.gemm_s(profile, rows, moe.num_experts, hidden, "float32")
     seconds += ops.grouped_gemm_s(
         profile,
-        rows * moe.top_k / ranks,
+        pairs,
         hit,
         hidden,
         moe.expert_ffn,
@@ -201,6 +223,36 @@ def _moe(
         shared = DenseSpec(moe.num_shared * moe.expert_ffn)
         seconds += _mlp(shared, hidden, profile, ranks, precision, rows)
     return seconds
+
+
+def hit_share(moe: MoESpec, rows: Seconds) -> Seconds:
+    """Of the experts those that at least one of `rows` chose."""
+    return 1 - (1 - moe.top_k / moe.num_experts) ** rows
+
+
+def busiest_rank(moe: MoESpec, ranks: int, rows: Seconds) -> tuple[Seconds, Seconds]:
+    """Expected (row, expert) pairs and experts hit on the rank that has most of them; every row chooses at random.
+
+    Both are about normal, and so `expected_maximum` deviations above their mean. The deviation is that from the mean of
+    the ranks, which is smaller by what they have in common: for counts X of the ranks, sqrt(var X_1 - cov(X_1, X_2)).
+    """
+    experts, top_k, held = moe.num_experts, moe.top_k, moe.num_experts / ranks
+    above = expected_maximum(ranks)
+    hit = hit_share(moe, rows)
+    neither = ((experts - top_k) * (experts - top_k - 1) / (experts * (experts - 1))) ** rows
+    common = neither - (1 - hit) ** 2
+    hits = held * hit + above * np.sqrt(held * np.maximum(0.0, hit * (1 - hit) - common))
+    one_row = top_k / ranks * (experts - top_k) / (experts - 1)
+    pairs = rows * top_k / ranks + above * np.sqrt(rows * one_row)
+    return np.minimum(pairs, rows * min(top_k, held)), np.minimum(hits, np.minimum(held, rows * top_k))
+
+
+def expected_maximum(count: int) -> float:
+    """Of `count` independent standard normal numbers."""
+    at = np.linspace(-8.0, 8.0, 4001)
+    density = np.exp(-(at**2) / 2) / np.sqrt(2 * np.pi)
+    below = np.cumsum(density) * (at[1] - at[0])
+    return float(np.sum(at * count * density * below ** (count - 1)) * (at[1] - at[0]))
 
 
 def _collective(profile: HardwareProfile, op: str, ranks: int, num_bytes: Seconds) -> Seconds:

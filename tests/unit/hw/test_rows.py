@@ -8,8 +8,9 @@ import pytest
 from splash.hw import ops
 from splash.hw.load import load_profile
 from splash.hw.precision import Precision
-from splash.hw.rows import row_tables
+from splash.hw.rows import busiest_rank, row_tables
 from splash.spec.known import known_model
+from splash.spec.model import MoESpec
 from splash.spec.storage import kv_storage, weight_storage
 
 RANKS, ROWS = 8, 64
@@ -52,3 +53,29 @@ def test_recurrent_layers_project_what_their_heads_need() -> None:
 
     added = replicated(4 * kda.num_heads) - replicated(kda.num_heads)
     assert added == pytest.approx(layers * (products(4 * kda.num_heads) - products(kda.num_heads)))
+
+
+@pytest.mark.parametrize(("ranks", "rows"), [(2, 1), (2, 4), (2, 16), (4, 3), (8, 32)])
+def test_the_busiest_rank_is_as_busy_as_rows_that_choose_at_random_make_it(ranks: int, rows: int) -> None:
+    """Red when the spread over ranks is wrong, or counts more than there is: against many steps drawn by lot."""
+    moe, draws = MoESpec(16, 4, 256, 0, "sigmoid", norm_topk=True, scaling=1.0), np.random.default_rng(7)
+    most_pairs, most_hits = [], []
+    for _ in range(2000):
+        chosen = draws.permuted(np.tile(np.arange(16), (rows, 1)), axis=1)[:, :4]
+        most_pairs.append(np.bincount(chosen.ravel() * ranks // 16, minlength=ranks).max())
+        most_hits.append(np.bincount(np.unique(chosen) * ranks // 16, minlength=ranks).max())
+    pairs, hits = busiest_rank(moe, ranks, np.array([rows]))
+    assert pairs[0] == pytest.approx(np.mean(most_pairs), rel=0.1)
+    assert hits[0] == pytest.approx(np.mean(most_hits), rel=0.1)
+
+
+def test_balanced_experts_cost_what_the_mean_rank_does() -> None:
+    """Red when simulated ranks wait for the busiest although their experts are balanced, or real ones do not."""
+    spec, profile = known_model("glm-4.7-flash"), load_profile("h200")
+    precision = Precision.of(spec, weight_storage("bfloat16"), kv_storage("bfloat16"))
+    even, uneven = (
+        np.array(row_tables(spec, profile, RANKS, precision, ROWS, balanced=balanced).ffn)
+        for balanced in (True, False)
+    )
+    assert np.all(uneven[1:] > even[1:])
+    assert uneven[0] == even[0] == 0.0
