@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import cycle
+from math import prod
 from statistics import fmean, median
 from typing import Any
 
@@ -19,7 +21,7 @@ import torch
 from splash.hal.conformance.cases import Batch, Heads, Rows, make_batch
 from splash.hal.protocol import ByteCopy, RankContext
 from splash.hw.measure import COPY, STREAM, Timing
-from splash.model.layers.linear import linear, packed
+from splash.model.layers.linear import heads_matmul, linear, packed
 from splash.model.layers.moe import MoE, Router
 from splash.model.layers.norm import RMSNorm
 from splash.spec.model import MoESpec
@@ -34,6 +36,9 @@ STREAM_BYTES = 128 << 20
 ROWS = (1, 4, 16, 64, 256)
 SHAPES = ((576, 1024), (1536, 512), (1024, 1024), (2304, 1024), (1024, 2304))
 """Columns and inner dimension of products."""
+HEADS = ((8, 512, 128), (8, 128, 512), (16, 512, 64))
+"""Heads, columns and inner dimension of products by head: of what absorbs queries, and of what makes values of latents,
+whose weights lie transposed."""
 HIDDEN, EXPERTS, TOP_K = 1024, 16, 4
 MLA = tuple(Heads(heads, 1, 576, 512, mla=True) for heads in (2, 8, 16))
 GQA = tuple(Heads(heads, 2, 128, 128) for heads in (4, 16))
@@ -75,6 +80,7 @@ def timings(context: RankContext) -> Iterator[Timing]:
     yield from _stream(clock)
     for name in dtypes:
         yield from _products(clock, name)
+        yield from _by_head(clock, name)
         yield from _experts(clock, name)
     yield from _elementwise(clock)
     yield from _decodes(clock)
@@ -113,13 +119,6 @@ class Clock:
         return time.perf_counter() - started
 
 
-def _weights(clock: Clock, dtype: torch.dtype, *shape: int) -> Iterator[torch.Tensor]:
-    """Different ones in turn, in the form that `linear` prefers."""
-    count = max(2, COLD_BYTES // (shape[0] * shape[1] * dtype.itemsize))
-    several = torch.randn(count, *shape, device=clock.device).to(dtype) / shape[1] ** 0.5
-    return cycle([packed(weight) for weight in several])
-
-
 def _stream(clock: Clock) -> Iterator[Timing]:
     weight = torch.randn(STREAM_BYTES // 4 // HIDDEN, HIDDEN, device=clock.device)
     row = torch.randn(1, HIDDEN, device=clock.device)
@@ -129,13 +128,40 @@ def _stream(clock: Clock) -> Iterator[Timing]:
 
 
 def _products(clock: Clock, name: str) -> Iterator[Timing]:
-    dtype = getattr(torch, name)
+    """With weights in either form: as `linear` prefers them, and as they lie in a slot."""
     for n, k in SHAPES:
-        weights = _weights(clock, dtype, n, k)
+        several = _weights(clock, name, n, k)
+        for weights in ([packed(weight) for weight in several], several):
+            for m in ROWS:
+                x = torch.randn(m, k, device=clock.device).to(several[0].dtype)
+                call = partial(_product, x, cycle(weights))
+                yield Timing(f"gemm {name}", {"m": m, "n": n, "k": k}, clock.seconds(call, after_layer=False))
+
+
+def _product(x: torch.Tensor, weights: Iterator[torch.Tensor]) -> None:
+    linear(x, next(weights))
+
+
+def _by_head(clock: Clock, name: str) -> Iterator[Timing]:
+    for heads, n, k in HEADS:
+        weights = cycle(_weights(clock, name, heads, n, k) if n < k else _weights(clock, name, heads, k, n))
         for m in ROWS:
-            x = torch.randn(m, k, device=clock.device).to(dtype)
-            seconds = clock.seconds(lambda x=x, weights=weights: linear(x, next(weights)), after_layer=False)
-            yield Timing(f"gemm {name}", {"m": m, "n": n, "k": k}, seconds)
+            x = torch.randn(m, heads, k, device=clock.device).to(getattr(torch, name))
+            call = partial(_product_by_head, x, weights, x.new_empty(m, heads, n))
+            counts = {"heads": heads, "m": m, "n": n, "k": k}
+            yield Timing(f"by head {name}", counts, clock.seconds(call, after_layer=False))
+
+
+def _product_by_head(x: torch.Tensor, weights: Iterator[torch.Tensor], out: torch.Tensor) -> None:
+    weight = next(weights)
+    heads_matmul(x, weight if weight.shape[1] == x.shape[2] else weight.transpose(1, 2), out=out)
+
+
+def _weights(clock: Clock, name: str, *shape: int) -> list[torch.Tensor]:
+    """So many that no cache holds those that come again."""
+    dtype = getattr(torch, name)
+    count = max(2, COLD_BYTES // (prod(shape) * dtype.itemsize))
+    return [(torch.randn(shape, device=clock.device) / shape[-1] ** 0.5).to(dtype) for _ in range(count)]
 
 
 def _experts(clock: Clock, name: str) -> Iterator[Timing]:

@@ -62,6 +62,7 @@ def probes(ranks: int) -> dict[str, Probe]:
     found = {}
     for dtype in DTYPES:
         found[f"gemm {dtype}"] = Probe(f"gemm.{dtype}", ROOF, _gemm(dtype))
+        found[f"by head {dtype}"] = Probe(f"gemm.{dtype}.by_head", ROOF, _by_head(dtype))
         found[f"experts {dtype}"] = Probe(f"moe.{dtype}", EXPERTS, _experts(dtype))
     found["mla decode"] = Probe("attention.mla_decode", DECODE, _mla_decode)
     found["mla prefill"] = Probe("attention.mla_prefill", ROOF, _mla_prefill)
@@ -77,6 +78,10 @@ def probes(ranks: int) -> dict[str, Probe]:
 
 def _gemm(dtype: str) -> Cost:
     return lambda p, c: ops.gemm_s(p, c["m"], c["n"], c["k"], dtype)
+
+
+def _by_head(dtype: str) -> Cost:
+    return lambda p, c: ops.batched_gemm_s(p, c["heads"], c["m"], c["n"], c["k"], dtype)
 
 
 def _experts(dtype: str) -> Cost:

@@ -85,12 +85,13 @@ def gemm_s(p: HardwareProfile, m: Count, n: Count, k: Count, dtype: str) -> Seco
 def batched_gemm_s(p: HardwareProfile, batch: Count, m: Count, n: Count, k: Count, dtype: str) -> Seconds:
     """Of `batch` products in one kernel, each of [m, k] by its own [k, n]: what absorbs a query, head by head."""
     product: Product = gemm_kernel(p, dtype).entry
+    shape = product if product.by_head is None or np.all(batch == 1) else product.by_head
     activations, weights = ACTIVATION_BYTES[dtype], BYTES[dtype]
     quantised = product.quantise_bandwidth is not None
     read = m * k * (weights if quantised else activations)
-    compute = 2.0 * batch * m * n * (k + _value(product.ramp)) / product.flops.value
-    traffic = batch * (n * k * weights + read + m * n * activations) / product.bandwidth.value
-    seconds = product.fixed.value + _overlap(compute, traffic, k * _value(product.depth))
+    compute = 2.0 * batch * m * n * (k + _value(product.ramp)) / shape.flops.value
+    traffic = batch * (n * k * weights + read + m * n * activations) / shape.bandwidth.value
+    seconds = shape.fixed.value + _overlap(compute, traffic, k * _value(product.depth))
     if product.quantise_bandwidth is not None:
         seconds = seconds + batch * m * k * (activations + weights) / product.quantise_bandwidth.value
     return (batch * m > 0) * seconds

@@ -86,6 +86,15 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
+class ByHead:
+    """As many small products as there are heads, each with its own weights, in one call."""
+
+    flops: Quantity
+    bandwidth: Quantity
+    fixed: Quantity
+
+
+@dataclass(frozen=True, slots=True)
 class Product:
     """Matrix products of one dtype, of any shape."""
 
@@ -98,6 +107,8 @@ class Product:
     """Elements of the inner dimension whose time a tile needs to start and to write its result."""
     quantise_bandwidth: Quantity | None = None
     """At which activations are read, and written in the weights' dtype, where the product needs that."""
+    by_head: ByHead | None = None
+    """Absent where they run as one large product does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,9 @@ COUNTS = {
     "gemm": itertools.product(
         [{"m": m} for m in (1, 16, 256)], [{"n": 512, "k": 1024}, {"n": 4096, "k": 1024}]
     ),
+    "by": itertools.product(
+        [{"m": m} for m in (1, 16, 256)], [{"heads": 8, "n": 512, "k": 128}, {"heads": 16, "n": 512, "k": 64}]
+    ),
     "experts": itertools.product(
         [{"tokens": n, "rows": 2.0 * n, "experts_hit": min(8.0, 2.0 * n)} for n in (1, 4, 64, 512)],
         [{"experts": 16, "hidden": 1024, "ffn": ffn} for ffn in (256, 1024)],
@@ -37,6 +40,7 @@ COUNTS = {
 }
 KINDS = {
     "gemm": "gemm",
+    "by": "by",
     "experts": "experts",
     "mla": "attention",
     "gqa": "attention",
@@ -113,6 +117,7 @@ def test_ranks_time_every_operation_that_a_profile_needs(monkeypatch: pytest.Mon
     for name, few in (
         ("ROWS", (1, 3)),
         ("SHAPES", ((64, 64),)),
+        ("HEADS", ((2, 32, 16), (2, 16, 32))),
         ("DECODES", ((2, 40),)),
         ("CHUNKS", ((3, 5),)),
     ):
