@@ -21,7 +21,7 @@ from typing import Any
 import click
 
 from bench.load import random_prompts
-from bench.machine import idleness, provenance, warn_if_busy
+from bench.machine import BUSY_LIMIT, Bystanders, idleness, provenance, warn_if_busy
 from splash.core.config import EngineConfig, SchedulerConfig
 from splash.core.params import SamplingParams
 from splash.engine.client import Engine
@@ -42,7 +42,13 @@ STEPS, UNCOUNTED = 24, 4
 MOST_TOKENS = 32768
 """Batch times context at most, since the prompts are computed first."""
 PROMPT, REPEATS = 2048, 2
+TRIES = 6
+"""Of a line whose steps others disturbed; the least disturbed counts."""
 GATE_MEDIAN, GATE_CHOSEN, TOLERANCE = 15.0, 0.9, 1.05
+
+
+Kind = tuple[str, int, tuple[int, ...]]
+"""Layout, decodes, and where the chunks of prompts begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +59,8 @@ class Step:
     seconds: float
 
     @property
-    def kind(self) -> tuple[str, int, tuple[int, ...]]:
-        """Steps of one kind differ in their contexts only: layout, decodes, and where the chunks begin."""
+    def kind(self) -> Kind:
+        """Steps of one kind differ in their contexts only."""
         (layout,) = {at.layout.name for at in self.work.places}
         return layout, sum(d.rows for d in self.work.decodes), tuple(p.start for p in self.work.prompts)
 
@@ -86,16 +92,28 @@ def decode_lines(engine: Engine, watch: Watch, batch: int, context: int) -> Iter
     streams = [engine.submit(prompt, params) for prompt in prompts]
     for layout in TOUR:
         engine.switch(layout)
-        alike: list[Step] = []
-        while len(alike) < UNCOUNTED + STEPS:
-            step = watch.steps.get()
-            if step.kind == (layout, batch, ()):
-                alike.append(step)
-        yield measured_line(alike[UNCOUNTED:], layout, batch=batch, context=context)
+        tries = [steps_alike(watch, (layout, batch, ()))]
+        while tries[-1][0] > BUSY_LIMIT and len(tries) < TRIES:
+            tries.append(steps_alike(watch, (layout, batch, ())))
+        disturbed, alike = min(tries, key=lambda found: found[0])
+        yield measured_line(alike, layout, batch=batch, context=context) | {"disturbed": disturbed}
     for stream in streams:
         stream.abort()
     for stream in streams:
         stream.outcome()
+
+
+def steps_alike(watch: Watch, kind: Kind) -> tuple[float, list[Step]]:
+    """The next ones of a kind, and what others took of the machine meanwhile."""
+    alike: list[Step] = []
+    bystanders = Bystanders()
+    while len(alike) < UNCOUNTED + STEPS:
+        step = watch.steps.get()
+        if step.kind == kind:
+            alike.append(step)
+        if len(alike) == UNCOUNTED:
+            bystanders.share()
+    return bystanders.share(), alike[UNCOUNTED:]
 
 
 def chunk_lines(engine: Engine, watch: Watch) -> Iterator[dict[str, Any]]:
@@ -129,7 +147,7 @@ def measured_line(alike: Sequence[Step], layout: str, **what: int) -> dict[str, 
 def plain(work: Work) -> dict[str, Any]:
     """As JSON has it."""
     return {
-        "decodes": [[d.at.home, d.rows, int(d.context[0]), int(d.selected[0])] for d in work.decodes],
+        "decodes": [[d.at.home, d.rows, int(d.context), int(d.selected)] for d in work.decodes],
         "prompts": [[p.at.home, p.method.value, p.start, p.count] for p in work.prompts],
         "sampled": work.sampled,
     }

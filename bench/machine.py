@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import sys
@@ -50,6 +51,18 @@ def warn_if_busy(state: dict[str, Any]) -> None:
         )
 
 
+class Bystanders:
+    """What processes that this one did not start take of the cores' time, from one look to the next."""
+
+    def __init__(self) -> None:
+        self._before = _others_and_total()
+
+    def share(self) -> float:
+        """Of all cores, since the last look."""
+        before, self._before = self._before, _others_and_total()
+        return max(0.0, (self._before[0] - before[0]) / max(1, self._before[1] - before[1]))
+
+
 def num_cores() -> int:
     return len(os.sched_getaffinity(0))
 
@@ -59,6 +72,26 @@ def cpu_name() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
+
+
+def _others_and_total() -> tuple[int, int]:
+    """Ticks since the boot."""
+    cores = _busy_and_total()
+    return sum(busy for busy, _ in cores) - _own_ticks(), sum(total for _, total in cores)
+
+
+def _own_ticks() -> int:
+    """Of this process and of those that it started, and they."""
+    parents, ticks = {}, {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            fields = file.read_text().rpartition(")")[2].split()
+            pid = int(file.parent.name)
+            parents[pid], ticks[pid] = int(fields[1]), int(fields[11]) + int(fields[12])
+    own = {os.getpid()}
+    while found := {pid for pid, parent in parents.items() if parent in own} - own:
+        own |= found
+    return sum(ticks.get(pid, 0) for pid in own)
 
 
 def _busy_and_total() -> list[tuple[int, int]]:
