@@ -65,7 +65,9 @@ def test_long_contexts_reach_the_bandwidth(profile: str) -> None:
     p = replace(p, attention=replace(p.attention, mla_decode=decode))
     tokens, token_bytes = 1 << 30, 1 << 16
     seconds = ops.mla_decode_s(p, 4096, tokens, 1, 576, 512, token_bytes)
-    assert tokens * token_bytes / seconds == pytest.approx(decode.bandwidth.value, rel=0.05)
+    gathered = decode.gather_bandwidth
+    reached = 1 / (1 / decode.bandwidth.value + (0.0 if gathered is None else 1 / gathered.value))
+    assert tokens * token_bytes / seconds == pytest.approx(reached, rel=0.05)
 
 
 def test_padded_heads_cost_as_much_as_whole_ones() -> None:
@@ -151,7 +153,7 @@ def test_collectives_take_the_cheaper_protocol_and_one_rank_pays_nothing() -> No
 def test_group_sizes_that_are_missing_lie_between_their_neighbours() -> None:
     """Red when interpolation leaves the interval."""
     p = load_profile("cpu")
-    sizes = {2: p.collective.all_reduce[2], 8: replace(p.collective.all_reduce[2], alpha=_quantity(1e-5))}
+    sizes = {2: p.collective.all_reduce[2], 8: replace(p.collective.all_reduce[2], alpha=_quantity(1e-4))}
     p = replace(p, collective=replace(p.collective, all_reduce=sizes))
     two, four, eight = (ops.collective_s(p, "all_reduce", ranks, 1000.0) for ranks in (2, 4, 8))
     assert two < four < eight
