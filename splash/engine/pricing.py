@@ -5,6 +5,7 @@ from __future__ import annotations
 from splash.core.config import EngineConfig
 from splash.core.env import config_dir
 from splash.core.errors import ConfigError
+from splash.hal.registry import load_backend
 from splash.hw.cost import CostModel
 from splash.hw.load import known_profiles, load_profile
 from splash.hw.precision import Precision
@@ -42,6 +43,7 @@ def cost_model(spec: ModelSpec, config: EngineConfig, profile: HardwareProfile) 
         unabsorbed=False,
         overlapped_copies=False,
         balanced_experts=False,
+        divided_latents=load_backend(config.backend).caps.divides_replicated,
     )
 
 

@@ -66,16 +66,19 @@ class CostModel:
         unabsorbed: bool = True,
         overlapped_copies: bool = True,
         balanced_experts: bool = True,
+        divided_latents: bool = False,
     ) -> None:
         """`scattered`: the port divides rows over the ranks between layers where `may_scatter` allows it and it pays.
         `unabsorbed`: prompts may attend with keys and values projected up from the latents. `overlapped_copies`:
         background copies run beside the step and take memory bandwidth from it; else the step waits for them.
-        `balanced_experts`: as in `row_tables`."""
+        `balanced_experts` and `divided_latents`: as in `row_tables`."""
         self.spec = spec
         self.profile = profile
         self.ranks = ranks
         self.precision = precision
-        self._tables = row_tables(spec, profile, ranks, precision, max_rows, balanced=balanced_experts)
+        self._tables = row_tables(
+            spec, profile, ranks, precision, max_rows, balanced=balanced_experts, divided=divided_latents
+        )
         self._attention = AttentionCost(spec, profile, ranks, precision)
         self._wire = _Wire.of(spec, precision)
         self._unabsorbed = unabsorbed

@@ -63,8 +63,10 @@ def row_tables(
     max_rows: int,
     *,
     balanced: bool = True,
+    divided: bool = False,
 ) -> RowTables:
-    """The tables of one rank among `ranks`. `balanced`: experts are placed, or copied, so that all ranks have as much
+    """The tables of one rank among `ranks`. `divided`: each computes its part of the latents, and all gather them
+    (ADR 0011). `balanced`: experts are placed, or copied, so that all ranks have as much
     to do for every step; else the rows of a step choose more of one rank's, and all wait for that one."""
     rows = np.arange(max_rows + 1, dtype=np.float64)
     heads = spec.attention.num_heads
@@ -75,7 +77,7 @@ def row_tables(
     return RowTables(
         shard=_head_tables(spec, profile, precision, rows, heads // ranks, ranks),
         whole=_head_tables(spec, profile, precision, rows, heads, 1),
-        replicated=_replicated(spec, profile, ranks, precision, rows).tolist(),
+        replicated=_replicated(spec, profile, ranks, precision, rows, divided=divided).tolist(),
         ffn=_ffns(spec, profile, ranks, precision, rows, balanced=balanced).tolist(),
         closing=(2 * spec.num_layers * _collective(profile, "all_reduce", ranks, hidden_bytes)).tolist(),
         scattered_closing=(gather + scatter).tolist(),
@@ -127,7 +129,13 @@ def _head_tables(
 
 
 def _replicated(
-    spec: ModelSpec, profile: HardwareProfile, ranks: int, precision: Precision, rows: Seconds
+    spec: ModelSpec,
+    profile: HardwareProfile,
+    ranks: int,
+    precision: Precision,
+    rows: Seconds,
+    *,
+    divided: bool,
 ) -> Seconds:
     att, index, hidden = spec.attention, spec.indexer, spec.hidden_size
 
@@ -138,9 +146,12 @@ def _replicated(
     row_bytes = streams * hidden * precision.activation_bytes
     seconds = spec.num_layers * ops.elementwise_s(profile, ROW_PASSES * row_bytes * rows)
     if isinstance(att, MLASpec):
-        seconds += num_attention_layers(spec) * gemm(
-            (att.q_lora_rank or 0) + att.latent_dim, hidden, precision.attention
-        )
+        down = gemm(-(-att.down_dim // ranks) if divided else att.down_dim, hidden, precision.attention)
+        if divided:
+            down += _collective(
+                profile, "all_gather", ranks, att.down_dim * precision.activation_bytes * rows
+            )
+        seconds += num_attention_layers(spec) * down
     if index is not None and isinstance(att, MLASpec):
         query = gemm(index.num_heads * index.head_dim, att.q_lora_rank or hidden, precision.attention)
         key = gemm(index.head_dim + index.num_heads, hidden, precision.attention)

@@ -10,7 +10,7 @@ from splash.hw.load import load_profile
 from splash.hw.precision import Precision
 from splash.hw.rows import busiest_rank, row_tables
 from splash.spec.known import known_model
-from splash.spec.model import MoESpec
+from splash.spec.model import MLASpec, MoESpec
 from splash.spec.storage import kv_storage, weight_storage
 
 RANKS, ROWS = 8, 64
@@ -53,6 +53,22 @@ def test_recurrent_layers_project_what_their_heads_need() -> None:
 
     added = replicated(4 * kda.num_heads) - replicated(kda.num_heads)
     assert added == pytest.approx(layers * (products(4 * kda.num_heads) - products(kda.num_heads)))
+
+
+def test_divided_latents_cost_their_part_and_the_gathering() -> None:
+    """Red when all of the product is charged where a rank computes a part, or the parts come for nothing."""
+    spec, profile = known_model("deepseek-v3"), load_profile("cpu")
+    precision = Precision.of(spec, weight_storage("float32"), kv_storage("float32"))
+    att, hidden = spec.attention, spec.hidden_size
+    assert isinstance(att, MLASpec)
+    whole, part = (
+        row_tables(spec, profile, 2, precision, ROWS, divided=divided).replicated[ROWS]
+        for divided in (False, True)
+    )
+    saved = ops.gemm_s(profile, ROWS, att.down_dim, hidden, "float32")
+    saved -= ops.gemm_s(profile, ROWS, att.down_dim // 2, hidden, "float32")
+    gathering = ops.collective_s(profile, "all_gather", 2, ROWS * att.down_dim * 4 / 2)
+    assert whole - part == pytest.approx(spec.num_layers * (saved - gathering))
 
 
 @pytest.mark.parametrize(("ranks", "rows"), [(2, 1), (2, 4), (2, 16), (4, 3), (8, 32)])
