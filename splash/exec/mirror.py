@@ -114,10 +114,11 @@ class Mirror:
                 self.resident.update(shards)
         self._apply_state_moves(plan)
         self._apply_pages(plan)
-        for request, at in plan.flips:
-            sequence = self.sequences[request]
-            sequence.present, sequence.next = at, None
-            sequence.moved()
+        for requests, at in plan.flips:
+            for request in requests:
+                sequence = self.sequences[request]
+                sequence.present, sequence.next = at, None
+                sequence.moved()
         for request, staged in plan.stages:
             sequence = self.sequences[request]
             sequence.next = staged

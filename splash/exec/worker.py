@@ -297,7 +297,7 @@ def main(context: RankContext, args: WorkerArgs) -> None:
 def serve(context: RankContext, worker: Worker) -> NoReturn:
     """Plans in, results out, as `values`, until JobClosed. Copies begin when the result is on its way."""
     while True:
-        plan = StepPlan(*context.receive())
+        plan = StepPlan.of(context.receive())
         context.send(worker.execute(plan).values)
         worker.copy(plan.copies)
 

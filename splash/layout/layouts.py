@@ -68,7 +68,7 @@ def layout_named(name: str) -> Layout:
 
 def with_projection(layout: Layout, projection: Projection) -> Layout:
     """The same placement under another projection: the toggle dp <-> dop, cp <-> dcp."""
-    return _BY_PARTS[layout.placement, projection]
+    return layout if layout.projection is projection else _BY_PARTS[layout.placement, projection]
 
 
 def with_placement(layout: Layout, placement: Placement) -> Layout:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from splash.layout.layouts import Assignment
 from splash.sched.step import (
     Admit,
     Chunk,
@@ -33,7 +35,8 @@ class PlanDraft:
     shadows: list[Shadow] = field(default_factory=list)
     moves: list[PageMove] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
-    flips: list[Flip] = field(default_factory=list)
+    flips: dict[int, Assignment] = field(default_factory=dict)
+    """Request to where it flips."""
     decodes: tuple[int, ...] = ()
     chunks: list[Chunk] = field(default_factory=list)
     copies: tuple[PageCopy | ShardCopy, ...] = ()
@@ -60,7 +63,7 @@ class PlanDraft:
         self.grants = [g for g in self.grants if g.request != request]
         self.moves = [m for m in self.moves if m.request != request]
         self.state_moves = [m for m in self.state_moves if m.request != request]
-        self.flips = [f for f in self.flips if f.request != request]
+        self.flips.pop(request, None)
         self.stages = [s for s in self.stages if s.request != request]
 
     def freeze(self) -> StepPlan:
@@ -74,8 +77,16 @@ class PlanDraft:
             shadows=tuple(self.shadows),
             moves=tuple(self.moves),
             stages=tuple(self.stages),
-            flips=tuple(self.flips),
+            flips=_alike(self.flips),
             decodes=self.decodes,
             chunks=tuple(self.chunks),
             copies=self.copies,
         )
+
+
+def _alike(flips: Mapping[int, Assignment]) -> tuple[Flip, ...]:
+    """One flip for all requests that go to the same place."""
+    requests: dict[Assignment, list[int]] = {}
+    for request, at in flips.items():
+        requests.setdefault(at, []).append(request)
+    return tuple(Flip(tuple(together), at) for at, together in requests.items())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 from splash.core.config import SchedulerConfig
 from splash.core.events import RequestFlipped, StageCancelled, StageStarted
 from splash.kv.blocks import KVStore
-from splash.layout.layouts import Assignment, Projection, assigned, with_projection
+from splash.layout.layouts import Assignment, Layout, Projection, assigned, with_projection
 from splash.sched.copies import CopyLedger
 from splash.sched.draft import PlanDraft
 from splash.sched.goals import choose_goals
@@ -15,7 +16,7 @@ from splash.sched.journal import Journal
 from splash.sched.record import Record
 from splash.sched.replicas import Replicas
 from splash.sched.staging import begin_staging
-from splash.sched.step import Flip, Stage
+from splash.sched.step import Stage
 from splash.sched.switch import Course
 
 STAGED_STEPS = 8
@@ -24,6 +25,17 @@ PATIENCE_STEPS = 16
 """Steps without a new staging after memory was short; doubled every time."""
 RETRY_SHARE = 8
 """A target that was given up is tried again when 1/8 of all pages more are free."""
+
+
+class Flipped(NamedTuple):
+    """A request that flipped at the boundary before `step`, the first that does not read its old pages."""
+
+    record: Record
+    step: int
+    old: Layout
+    staged_steps: int
+    """0: its projection was toggled, which leaves its pages where they are."""
+    num_bytes: int
 
 
 class Moves:
@@ -51,8 +63,8 @@ class Moves:
         self._journal = journal
         self._moving: dict[int, Record] = {}
         """Records whose placement is not their goal's, staged or not, in order."""
-        self._flipped: list[tuple[Record, int]] = []
-        """With the last step that reads their old pages; settled in the background."""
+        self._flipped: list[Flipped] = []
+        """At the last boundary; settled in the background."""
         self._cancelled: dict[int, Record] = {}
         """Records whose announced staging was given up: the executors must hear."""
         self._stranded_free: int | None = None
@@ -68,7 +80,7 @@ class Moves:
 
     @property
     def unsettled(self) -> bool:
-        """Old pages of requests that have flipped are still to be retired."""
+        """Requests have flipped: that is still to be told, and their old pages to be retired."""
         return bool(self._flipped)
 
     @property
@@ -121,7 +133,6 @@ class Moves:
             record.staging = None
             record.next = None
             self._cancelled.pop(record.id, None)
-            self._flipped.append((record, draft.index - 1))
             if record.placed:
                 del self._moving[record.id]
             flips += 1
@@ -157,31 +168,27 @@ class Moves:
     def _flip(
         self, draft: PlanDraft, record: Record, at: Assignment, staged_steps: int, num_bytes: int
     ) -> None:
-        old, record.present = record.present, at
+        self._flipped.append(Flipped(record, draft.index, record.present.layout, staged_steps, num_bytes))
+        record.present = draft.flips[record.id] = at
         self._replicas.recount()
-        draft.flips.append(Flip(record.id, at))
-        self._journal.emit(
-            RequestFlipped(
-                self._journal.now(),
-                draft.index,
-                record.id,
-                old.layout.name,
-                at.layout.name,
-                at.home,
-                staged_steps,
-                num_bytes,
-            )
-        )
-        self._course.flipped(record.id, draft.index)
 
     # ---- while the ranks compute
 
     def settle_flips(self) -> None:
-        """Old pages of those that have flipped retire."""
-        for record, last_step in self._flipped:
-            for index, block in enumerate(record.blocks):
-                self._store.keep_only(block, index, record.present, last_step)
-            self._replicas.drop_strays(record, last_step + 1)
+        """Tell of those that have flipped, and retire their old pages."""
+        now = self._journal.now()
+        for record, step, old, staged_steps, num_bytes in self._flipped:
+            at = record.present
+            self._journal.emit(
+                RequestFlipped(
+                    now, step, record.id, old.name, at.layout.name, at.home, staged_steps, num_bytes
+                )
+            )
+            self._course.flipped(record.id, step)
+            if staged_steps:
+                for index, block in enumerate(record.blocks):
+                    self._store.keep_only(block, index, at, step - 1)
+                self._replicas.drop_strays(record, step)
         self._flipped = []
 
     def check_bounds(self, step: int, budget: int) -> None:
@@ -261,7 +268,7 @@ class Moves:
             self._drop(record)
         self._moving.pop(record.id, None)
         self._cancelled.pop(record.id, None)
-        self._flipped = [entry for entry in self._flipped if entry[0] is not record]
+        self._flipped = [entry for entry in self._flipped if entry.record is not record]
 
     def cancel(self, record: Record, reason: str, step: int) -> None:
         """Give up a request's staging: it stays as it is, reserved pages retire after `step`."""

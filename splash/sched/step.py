@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 from splash.core.params import SamplingParams
-from splash.layout.layouts import Assignment
+from splash.layout.layouts import LAYOUTS, Assignment, assigned
 from splash.layout.rows import Method
 
 
@@ -89,9 +89,10 @@ class Stage(NamedTuple):
 
 
 class Flip(NamedTuple):
-    """Reads, appends and projection follow `at` from this step on; ends the staging."""
+    """Reads, appends and projection of `requests` follow `at` from this step on; ends their stagings. Requests that
+    flip alike are one flip: many at once are the rule, and each would cost the boundary its own pickle."""
 
-    request: int
+    requests: tuple[int, ...]
     at: Assignment
 
 
@@ -162,10 +163,24 @@ class StepPlan:
         return len(self.decodes) + sum(c.count for c in self.chunks)
 
     @property
-    def values(self) -> tuple[Any, ...]:
-        """Its fields in order, for `StepPlan(*values)`: pickled at every boundary, where a class costs its lookup."""
-        values: tuple[Any, ...] = _plan_values(self)
+    def values(self) -> list[Any]:
+        """For `of`: its fields in order. Grants and flips are numbers and strings: they are pickled at many boundaries,
+        where every class costs a lookup (those of a flip: 40 µs at either end)."""
+        values = list(_plan_values(self))
+        if self.grants:
+            values[_GRANTS] = [tuple(grant) for grant in self.grants]
+        if self.flips:
+            values[_FLIPS] = [(requests, at.layout.name, at.home) for requests, at in self.flips]
         return values
+
+    @classmethod
+    def of(cls, values: list[Any]) -> StepPlan:
+        """The plan whose `values` these are."""
+        if grants := values[_GRANTS]:
+            values[_GRANTS] = tuple([PageGrant(*grant) for grant in grants])
+        if flips := values[_FLIPS]:
+            values[_FLIPS] = tuple([Flip(them, assigned(LAYOUTS[name], home)) for them, name, home in flips])
+        return cls(*values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,12 +208,14 @@ class StepResult:
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """Its fields in order, as of a plan."""
+        """Its fields in order, for `StepResult(*values)`."""
         values: tuple[Any, ...] = _result_values(self)
         return values
 
 
-_plan_values = attrgetter(*(x.name for x in fields(StepPlan)))
+_PLAN_FIELDS = tuple(x.name for x in fields(StepPlan))
+_GRANTS, _FLIPS = _PLAN_FIELDS.index("grants"), _PLAN_FIELDS.index("flips")
+_plan_values = attrgetter(*_PLAN_FIELDS)
 _result_values = attrgetter(*(x.name for x in fields(StepResult)))
 
 

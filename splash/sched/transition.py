@@ -118,6 +118,7 @@ class Transitions:
         if why_not is not None:
             self._journal.emit(TargetRefused(self._journal.now(), step, target.name, why_not))
             return False
+        self._moves.settle_flips()  # they belong to the switch that ends here
         self._course.turn(target, reason, predicted, step)
         self._replicas.retry()
         self._moves.retry(step)

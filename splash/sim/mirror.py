@@ -109,8 +109,9 @@ class LengthMirror:
         self.forget(plan.gone)
         for admit in plan.admits:
             self._requests[admit.request] = Seen(admit.at, len(admit.tokens))
-        for flip in plan.flips:
-            self._flip(self._requests[flip.request], flip.at)
+        for requests, at in plan.flips:
+            for request in requests:
+                self._flip(self._requests[request], at)
         decodes: tuple[DecodeRows, ...] = ()
         if plan.decodes:
             self._steps += 1

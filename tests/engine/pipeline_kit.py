@@ -216,7 +216,7 @@ class Script:
         """To what is staged, or another projection of the same placement."""
         r = self.requests[request]
         r.present, r.next = to or r.next or r.present, None
-        self.delta["flips"].append(Flip(request, r.present))
+        self.delta["flips"].append(Flip((request,), r.present))
         for key in [k for k in r.copies if k[2] not in holders(r.present, k[0], k[1], self.topo)]:
             self.retired.append((key[2], r.copies.pop(key)))
 

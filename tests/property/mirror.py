@@ -102,8 +102,9 @@ class MirrorExecutor:
         for request, block, group, rank, page in plan.shadows:
             self._zero(rank, page)
             self.requests[request].shadows[rank, group, block] = page
-        for request, at in plan.flips:
-            self.requests[request].present, self.requests[request].next = at, None
+        for requests, at in plan.flips:
+            for request in requests:
+                self.requests[request].present, self.requests[request].next = at, None
         for request, at in plan.stages:
             self.requests[request].next = at
 

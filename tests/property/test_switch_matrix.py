@@ -121,13 +121,13 @@ def test_a_flip_moves_nothing(old: str, new: str) -> None:
     for _ in range(500):
         h.step()
         plan = h.plans[-1]
-        for flip in plan.flips:
+        for request, at in [(request, flip.at) for flip in plan.flips for request in flip.requests]:
             flips += 1
-            tables = h.executor.requests[flip.request].tables
+            tables = h.executor.requests[request].tables
             pages = {
                 (rank, page)
                 for (rank, group, block), page in tables.items()
-                if rank in holders(flip.at, block, group, h.topo)
+                if rank in holders(at, block, group, h.topo)
             }
             assert not any(
                 (getattr(c, "dst_rank", -1), getattr(c, "dst_page", -1)) in pages for c in plan.copies
