@@ -6,7 +6,7 @@ A token that is drawn depends on its logits, on the request's seed and on its po
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -66,15 +66,16 @@ class Sampler:
 
     def _best(self, logits: torch.Tensor, wants: Sequence[Want]) -> tuple[list[int], list[float]]:
         """The most likely token of each row, the lowest id of equal ones."""
-        found = [x.tolist() for x in logits.max(-1)]
+        values, ids = (x.tolist() for x in logits.max(-1))
+        first = self._parts[self._comm.rank].start
+        found = [values, [first + i for i in ids]]
         if self._gaps:
             found += [logits.topk(2).values[:, 1].tolist(), self._forced_logits(logits, wants)]
-        everyone = self._comm.all_gather(torch.tensor(found, dtype=torch.float64)).tolist()
+        mine = torch.from_numpy(
+            np.array(found, dtype=np.float64)
+        )  # by torch.tensor: 10 µs more of the boundary
         rows = list(
-            zip(
-                *(_by_row(found, part) for found, part in zip(everyone, self._parts, strict=True)),
-                strict=True,
-            )
+            zip(*(zip(*rank, strict=True) for rank in self._comm.all_gather(mine).tolist()), strict=True)
         )
         best = [max(row, key=_VALUE) for row in rows]
         gaps = [_gap(row, want) for row, want in zip(rows, wants, strict=True)] if self._gaps else []
@@ -99,12 +100,6 @@ class Sampler:
 
 Found = tuple[float, ...]
 """What one rank found for a row: its best logit, whose token, and for gaps its second best and the forced one."""
-
-
-def _by_row(found: list[list[float]], part: range) -> Iterator[Found]:
-    """`found` by row instead, with token ids of the whole vocabulary."""
-    values, ids, *more = found
-    return zip(values, [part.start + i for i in ids], *more, strict=True)
 
 
 def _gap(row: Sequence[Found], want: Want) -> float:
