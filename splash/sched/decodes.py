@@ -17,14 +17,21 @@ class Decodes:
         self._running = running
         self.records: list[Record] = []
         self.ids: tuple[int, ...] = ()
-        self.places: Counter[Assignment] = Counter()
-        """Rows by place; another object whenever they change."""
+        self._places: Counter[Assignment] | None = None
+        """None: to be counted."""
         self._left: list[Assignment] = []
         self._stale = False
 
     @property
     def settled(self) -> bool:
         return not self._stale and not self._left
+
+    @property
+    def places(self) -> Counter[Assignment]:
+        """Rows by place; another object whenever they change. Counted when asked for: not at a boundary."""
+        if self._places is None:
+            self._places = Counter(r.present for r in self.records)
+        return self._places
 
     def disturb(self) -> None:
         """A request has begun to decode, or moved."""
@@ -39,10 +46,10 @@ class Decodes:
         if self._stale:
             decoding = [r for r in self._running.values() if r.decoding]
             self.records = sorted(decoding, key=lambda r: section_key_of(r.present, True, r.id))
-            self.places = Counter(r.present for r in self.records)
+            self._places = None
         elif self._left:
             self.records = [r for r in self.records if r.decoding]
-            self.places = self.places - Counter(self._left)
+            self._places = self.places - Counter(self._left)
         else:
             return
         self.ids = tuple(r.id for r in self.records)

@@ -39,17 +39,22 @@ class Rows:
         self._sampling: list[Record] = []
         """Records that the step samples for, in the plan's order."""
         self._chunk_places: Counter[Assignment] = Counter()
-        self._shown: tuple[Counter[Assignment], tuple[dict[str, int], list[int]]] | None = None
-        """What `by_place` says of the decodes at these places."""
+        self._counted: Counter[Assignment] | None = None
+        """The places of the decode rows in `by_place`."""
+        self._by_place: tuple[dict[str, int], list[int]] = {}, []
 
     def take(self, draft: PlanDraft) -> None:
         """Choose the plan's rows; who takes part has them computed from now on."""
-        self._take_chunks(draft)
-        self._decodes.settle()
-        for record in self._decodes.records:
+        decodes = self._decodes
+        self._chunk_places.clear()
+        self._sampling = []
+        if not decodes.settled or len(decodes.records) < len(self._roster.running):
+            self._take_chunks(draft)
+            decodes.settle()
+        self._sampling = decodes.records + self._sampling
+        for record in decodes.records:
             record.computed += 1
-        self._sampling = self._decodes.records + self._sampling
-        draft.decodes = self._decodes.ids
+        draft.decodes = decodes.ids
 
     def take_sampling(self) -> list[Record]:
         """Whom the result's tokens belong to."""
@@ -57,13 +62,15 @@ class Rows:
         return sampling
 
     def by_place(self) -> tuple[dict[str, int], list[int]]:
-        """Rows by layout and by rank; looked up again only when they can have changed."""
+        """Rows of the plan in flight by layout and by rank."""
+        return self._by_place
+
+    def count(self) -> None:
+        """While ranks compute the plan's rows: see where they are, if that can have changed."""
         places = self._decodes.places
-        if self._chunk_places or self._shown is None or self._shown[0] is not places:
-            shown = rows_by(places + self._chunk_places, self._ranks)
-            self._shown = None if self._chunk_places else (places, shown)
-            return shown
-        return self._shown[1]
+        if self._chunk_places or places is not self._counted:
+            self._by_place = rows_by(places + self._chunk_places, self._ranks)
+            self._counted = None if self._chunk_places else places
 
     def _take_chunks(self, draft: PlanDraft) -> None:
         decodes = self._decodes.records
@@ -81,7 +88,6 @@ class Rows:
             self._roster.preempt(prompts[0], draft)
         taken.sort(key=lambda entry: section_key_of(entry[0].present, False, entry[0].id))
         draft.chunks = [chunk for _, chunk in taken]
-        self._chunk_places = Counter()
         for record, chunk in taken:
             self._chunk_places[record.present] += chunk.count
         self._sampling = [record for record, _ in taken if record.computed == len(record.tokens)]

@@ -256,6 +256,7 @@ class Scheduler:
         plan = self._plan
         if plan is None:
             return
+        self._rows.count()
         self._aim.ask_when_due(plan.index, sum(chunk.count for chunk in plan.chunks))
         self._aim.take_up(plan.index)
         if self._config.rebalance and plan.index % REBALANCE_PERIOD == 0 and not self.switching:

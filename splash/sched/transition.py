@@ -65,7 +65,8 @@ class Transitions:
         self._acks: list[int] = []
         """Of the last result: a request that they make ready flips at the boundary after the next."""
         self._rested = False
-        """The last look found nothing to do, and nothing that could change by itself."""
+        """The background found nothing to do and nothing that could change by itself, and nothing has happened since:
+        boundaries have nothing to look at."""
 
     # ---- questions
 
@@ -76,7 +77,7 @@ class Transitions:
     @property
     def open(self) -> bool:
         """Something moves or waits to move."""
-        return (
+        return not self._rested and (
             self._course.switch is not None
             or self._moves.open
             or not self.ledger.idle
@@ -113,6 +114,7 @@ class Transitions:
         self, target: Target, reason: str, waiting: Collection[Record], step: int, predicted: dict[str, float]
     ) -> bool:
         """Aim for `target`: new goals for all, unusable stagings cancelled. False, with an event, if it cannot fit."""
+        self._rested = False
         records = list(self._running.values())
         goals, why_not = choose_goals(records, waiting, target, self._store)
         if why_not is not None:
@@ -128,6 +130,7 @@ class Transitions:
 
     def set_goal(self, record: Record, goal: Assignment, reason: str, step: int) -> None:
         """Where one running request shall go; a staging that does not lead there is cancelled."""
+        self._rested = False
         self._moves.set_goal(record, goal, reason, step)
 
     def rebalance(self, step: int) -> int:
@@ -157,6 +160,7 @@ class Transitions:
 
     def admit_as(self, goal: Assignment) -> Assignment:
         """What a new request with this goal is at once: full only where the shards are resident."""
+        self._rested = False
         self._replicas.recount()
         return assigned(self._replicas.projected(goal.layout, goal), goal.home)
 
@@ -164,6 +168,8 @@ class Transitions:
 
     def boundary(self, draft: PlanDraft) -> int:
         """What has become ready takes effect, before the step's rows are chosen; returns how many requests flipped."""
+        if self._rested:
+            return 0
         self._replicas.finish(draft)
         flips = self._moves.flip_ready(draft)
         if self._replicas.recheck:
@@ -174,6 +180,8 @@ class Transitions:
 
     def announce(self, draft: PlanDraft) -> None:
         """What begins or was given up, after the step's rows are chosen (which may have given up more)."""
+        if self._rested:
+            return
         self._moves.announce(draft)
         self._replicas.announce(draft)
         draft.copies = self.ledger.take_outbox()
@@ -196,7 +204,8 @@ class Transitions:
         self.ledger.acknowledge(acks)
         self._moves.settle_flips()
         self._store.collect(step - 1)
-        rested, self._rested = self._rested, self.at_rest
+        rested, self._rested = self._rested, False
+        self._rested = self.at_rest
         if rested and self._rested:
             self.ledger.pass_idly(1)
             return
