@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 
@@ -70,28 +71,26 @@ def make_frame(plan: StepPlan, mirror: Mirror, shape: RankShape) -> Frame:
     rank, ranks = shape.rank, shape.topo.ranks
     spans = list(_spans(plan, mirror))
     routes = route(ordered(spans) if plan.chunks else spans, ranks)
-    rows, count = routes.rows, routes.count
-    stay = rows(routes.full_local[rank])
+    own, everywhere, striped = map(routes.rows, (routes.own, routes.to_all, routes.full_striped))
+    owned, stay = [*map(routes.rows, routes.to_owner)], routes.rows(routes.full_local[rank])
     shares = _shares(routes, rank)
     full_kv: list[int] = []
     if not shape.is_mla:
-        full_kv = rows((*routes.full_striped, *routes.full_local[rank], *routes.gathered_full))
-    everywhere = rows(routes.to_all)
-    sent = [rows(indices) + everywhere for indices in routes.to_owner]
+        full_kv = [*striped, *stay, *routes.rows(routes.gathered_full)]
+    sent = [rows + everywhere for rows in owned]
     here = (*routes.to_owner[rank], *routes.to_all, *routes.full_striped, *routes.full_local[rank])
-    by_head = rows((*routes.own, *routes.gathered))
-    by_head += [row for indices in routes.to_owner for row in rows(indices)]
-    by_head += rows((*routes.to_all, *routes.full_striped))
+    returning = len(owned[rank]) + len(everywhere) + len(striped)
+    by_head = [*own, *routes.rows(routes.gathered), *chain(*owned), *everywhere, *striped]
     sampled, sample_rows = _sampled(plan, mirror, routes)
     return Frame(
         routes=routes,
         sequences=[mirror.sequences[span.request] for span in routes.spans],
         here=here,
-        num_own=count(routes.own),
-        num_here=count(here),
-        num_returning=count(here) - len(stay),
-        num_full_paged=count(routes.full_striped) + len(stay),
-        full_queries=index_of(rows(routes.full_striped) + stay + shares),
+        num_own=len(own),
+        num_here=returning + len(stay),
+        num_returning=returning,
+        num_full_paged=len(striped) + len(stay),
+        full_queries=index_of(striped + stay + shares),
         full_kv=index_of(full_kv),
         full_kv_places={row: place for place, row in enumerate(full_kv)},
         queries_sent=index_of([row for part in sent for row in part]),
