@@ -15,17 +15,18 @@ def command(backend: str, ranks: tuple[int, ...]) -> int:
     from rich.console import Console
     from rich.text import Text
 
+    from splash.cli.hardware import port_named
     from splash.hal.conformance.suite import iterate
-    from splash.hal.registry import load_backend
+    from splash.tui.units import plural
 
     console = Console(highlight=False)
-    port = load_backend(backend)
+    port = port_named(backend, "--backend")
     num_failed = num_checks = 0
     for count in ranks or (1, 2):
         for result in iterate(port, count):
             num_checks += 1
             num_failed += result.outcome == "failed"
-            line = Text(f"{count} ranks  {result.name}  {result.seconds:.2f} s  ")
+            line = Text(f"{plural(count, 'rank')}  {result.name}  {result.seconds:.2f} s  ")
             line.append(result.outcome, style=OUTCOME_STYLES[result.outcome])
             console.print(line.append(f"  {result.detail}" if result.detail else ""))
     console.print(f"{backend}: {num_checks - num_failed} of {num_checks} checks without a fault")

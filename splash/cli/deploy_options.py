@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from splash.cli.numbers import SHARE
+
 if TYPE_CHECKING:
     from splash.sim.deployment import SimDeployment
     from splash.sim.presets import Choice
@@ -69,7 +71,7 @@ OPTIONS = (
     ),
     click.option(
         "--memory-fraction",
-        type=click.FloatRange(min=0, max=1, min_open=True),
+        type=SHARE,
         help="Share of a device's memory for weights and KV.  [default: the model's]",
     ),
     click.option(

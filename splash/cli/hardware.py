@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from splash.core.errors import ConfigError, closest
 
 if TYPE_CHECKING:
+    from splash.hal.protocol import Backend
     from splash.hal.registry import PortStatus
 
 
@@ -32,6 +33,16 @@ class Elsewhere:
     def absence(self) -> str:
         """`no NAME device here`, with the port's problem."""
         return f"no {self.name} device here" + (f" ({self.problem})" if self.problem else "")
+
+
+def port_named(name: str, option: str) -> Backend:
+    """The port of that name; ConfigError, with the option that named it, lists those there are."""
+    from splash.hal.registry import load_backend
+
+    try:
+        return load_backend(name)
+    except ConfigError as error:
+        raise ConfigError(f"{error} ({option})") from None
 
 
 def named_hardware(name: str) -> Here | Elsewhere:

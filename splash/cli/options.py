@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 import splash
+from splash.cli.numbers import FROM_ZERO, POSITIVE, SHARE
 from splash.core.config import EngineConfig, PolicyConfig, SchedulerConfig
 from splash.core.params import SamplingParams
 from splash.layout.layouts import LAYOUTS
@@ -40,7 +41,6 @@ SERVED_ONLY = frozenset(
         "ignore_eos",
         "kv_pages",
         "pool_mib",
-        "policy",
     )
 )
 
@@ -117,6 +117,8 @@ class Options:
             raise click.UsageError(f"unknown layout '{self.layout}'; known: {known} (--layout)")
         if self.objective == "goodput" and self.ttft is None and self.tpot is None:
             raise click.UsageError("--objective goodput needs --ttft or --tpot")
+        if self.objective != "goodput" and (self.ttft is not None or self.tpot is not None):
+            raise click.UsageError("--ttft and --tpot are the targets of --objective goodput")
         if self.verify and self.temperature:
             raise click.UsageError("--verify compares greedy tokens; leave out --temperature")
 
@@ -147,6 +149,10 @@ class Options:
 
     def check_simulated(self) -> None:
         """UsageError for what a simulation cannot do: it computes no token."""
+        if "policy" in self.given and self.policy != "cost":
+            raise click.UsageError(
+                f"a simulation decides by predicted times, not by {self.policy} (--policy)"
+            )
         for name in sorted(self.given & SERVED_ONLY):
             raise click.UsageError(
                 f"{flag(name)} needs a device; {self.hw} is simulated here and computes no token (--hw)"
@@ -236,12 +242,10 @@ OPTIONS = (
     ),
     click.option(
         "--ttft",
-        type=click.FloatRange(min=0, min_open=True),
-        help="Seconds to the first token of a good request.",
+        type=POSITIVE,
+        help="Seconds to the first token of a good request (--objective goodput).",
     ),
-    click.option(
-        "--tpot", type=click.FloatRange(min=0, min_open=True), help="Seconds a token of a good request."
-    ),
+    click.option("--tpot", type=POSITIVE, help="Seconds a token of a good request (--objective goodput)."),
     click.option("--prompt", metavar="TEXT", multiple=True, help="Serve this prompt; repeat for more."),
     click.option(
         "--workload",
@@ -355,13 +359,13 @@ OPTIONS = (
     ),
     click.option(
         "--speed",
-        type=click.FloatRange(min=0),
+        type=FROM_ZERO,
         help="Simulated seconds in a second; 0: as fast as it can.  [default:"
         f" {SPEED:g} in the live view, else 0]",
     ),
     click.option(
         "--memory-fraction",
-        type=click.FloatRange(min=0, max=1, min_open=True),
+        type=SHARE,
         help="Simulated: share of a device's memory for weights and KV.  [default: the model's]",
     ),
     click.option(

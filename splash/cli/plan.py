@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from splash.cli.deploy_options import DeployOptions, with_deployment
+from splash.cli.numbers import POSITIVE
 from splash.cli.output import STDOUT, Target, json_text, output_console, target_of
 
 if TYPE_CHECKING:
     from splash.sim.planner import Plan
     from splash.sim.target import Answer, Traffic
-
-POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
 @click.command("plan")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from rich import box
 from rich.console import Console
@@ -20,6 +21,7 @@ from splash.tui.palette import chip, ink
 from splash.tui.units import plural, show_bytes, show_count, show_seconds
 
 GIB = 1 << 30
+MIB = 1 << 20
 LABEL = 7
 """Characters of the names of a map's rows."""
 CELL = 14
@@ -69,38 +71,59 @@ def _table(title: str, columns: Sequence[str], *, words: Iterable[str]) -> Table
 # ---- memory
 
 
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """Of memory: one in which a model's weights are not all zeros."""
+
+    name: str
+    num_bytes: int
+
+    @classmethod
+    def of(cls, plan: Plan) -> _Unit:
+        return cls("GiB", GIB) if plan.memory.weights.own >= GIB else cls("MiB", MIB)
+
+    def show(self, num_bytes: float) -> str:
+        return f"{num_bytes / self.num_bytes:,.2f}"
+
+
 def _memory_table(plan: Plan) -> Table:
-    """GiB of a rank, term by term, with the own head shard and with every one."""
-    memory = plan.memory
+    """A rank's, term by term, with the own head shard and with every one."""
+    memory, unit = plan.memory, _Unit.of(plan)
     weights, ranks = memory.weights, memory.weights.ranks
-    share = f"{memory.fraction:.0%} of {memory.device / GIB:.2f}"
+    share = f"{memory.fraction:.0%} of {unit.show(memory.device)}"
     sharers = plan.profile.memory.sharers(ranks)
     if sharers > 1:
-        share += f"; {sharers} ranks share {plan.profile.memory.capacity.value / GIB:.2f}"
-    title = f"Memory of a rank, GiB: {memory.usable / GIB:.2f} usable, {share}"
+        share += f"; {sharers} ranks share {unit.show(plan.profile.memory.capacity.value)}"
+    title = f"Memory of a rank, {unit.name}: {unit.show(memory.usable)} usable, {share}"
     table = _table(title, ("part", OWN, FULL, "what"), words=("part", "what"))
     others = (ranks - 1) * weights.shard
     for part in sorted(weights.parts, key=lambda each: -weights.parts[each]):
         size = weights.parts[part]
         name = "attention, own shard" if part is Part.ATTENTION else part.value
-        table.add_row(name, _gib(size), _gib(size), _what(plan, part))
-        if part is Part.ATTENTION:
-            table.add_row("attention, other shards", "–", _gib(others), f"{ranks - 1}, with their scales")
+        table.add_row(name, unit.show(size), unit.show(size), _what(plan, part))
+        if part is Part.ATTENTION and others:
+            table.add_row(
+                "attention, other shards", "–", unit.show(others), f"{ranks - 1}, with their scales"
+            )
     if weights.scales:
-        table.add_row("scales", _gib(weights.scales), _gib(weights.scales), "of quantised matrices, float32")
+        table.add_row(
+            "scales", unit.show(weights.scales), unit.show(weights.scales), "of quantised matrices, float32"
+        )
     table.add_row(
         "reserve",
-        _gib(memory.reserve),
-        _gib(memory.reserve),
+        unit.show(memory.reserve),
+        unit.show(memory.reserve),
         "vision tower, BF16, on every rank" if memory.reserve else "none",
         end_section=True,
     )
     own, full = plan.layouts["tp"], plan.layouts["dp"]
     table.add_row(
-        "all of it", _gib(own.weight_bytes + memory.reserve), _gib(full.weight_bytes + memory.reserve)
+        "all of it",
+        unit.show(own.weight_bytes + memory.reserve),
+        unit.show(full.weight_bytes + memory.reserve),
     )
     states = " and states" if memory.state_bytes else ""
-    table.add_row(f"left for KV{states}", _gib(own.free_bytes), _gib(full.free_bytes))
+    table.add_row(f"left for KV{states}", unit.show(own.free_bytes), unit.show(full.free_bytes))
     return table
 
 
@@ -164,10 +187,11 @@ def _show_cache_notes(console: Console, plan: Plan) -> None:
 
 
 def _layout_table(plan: Plan) -> Table:
-    """GiB of a rank, and tokens over all ranks."""
+    """Memory of a rank, and tokens over all ranks."""
+    unit = _Unit.of(plan)
     table = _table(
         f"Layouts ({plan.memory.block_size} tokens a block)",
-        ("layout", "weights GiB", "for KV GiB", "KV tokens", "of tp's", "longest request"),
+        ("layout", f"weights {unit.name}", f"for KV {unit.name}", "KV tokens", "of tp's", "longest request"),
         words=("layout",),
     )
     base = plan.layouts["tp"].kv_tokens
@@ -176,7 +200,9 @@ def _layout_table(plan: Plan) -> Table:
             figures = show_count(room.kv_tokens), f"{room.kv_tokens / base:.2f} ×", _longest(plan, name)
         else:
             figures = "does not fit", "", ""
-        table.add_row(Text(name, style=ink(name)), _gib(room.weight_bytes), _gib(room.free_bytes), *figures)
+        table.add_row(
+            Text(name, style=ink(name)), unit.show(room.weight_bytes), unit.show(room.free_bytes), *figures
+        )
     return table
 
 
@@ -187,17 +213,13 @@ def _longest(plan: Plan, layout: str) -> str:
 
 def _show_counted(console: Console, plan: Plan) -> None:
     """What tables of capacity usually say."""
-    tp, dp, dop = (plan.counted[name] for name in ("tp", "dp", "dop"))
-    reserve = plan.memory.reserve
+    rooms = {name: plan.counted[name] for name in ("tp", "dp", "dop")}
+    weights = (rooms[name].weight_bytes + plan.memory.reserve for name in ("tp", "dp"))
+    tokens = ", ".join(f"{name} {show_count(room.kv_tokens)}" for name, room in rooms.items())
     console.print(
         "Without scales, norms and hyper-connections, as capacity tables usually count:"
-        f" weights {(tp.weight_bytes + reserve) / GIB:.1f} / {(dp.weight_bytes + reserve) / GIB:.1f} GiB,"
-        f" tokens tp {tp.kv_tokens / 1e6:.3g} M, dp {dp.kv_tokens / 1e6:.3g} M, dop {dop.kv_tokens / 1e6:.3g} M."
+        f" weights {' / '.join(map(show_bytes, weights))}, tokens {tokens}."
     )
-
-
-def _gib(num_bytes: float) -> str:
-    return f"{num_bytes / GIB:.2f}"
 
 
 # ---- maps

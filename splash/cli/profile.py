@@ -37,10 +37,10 @@ def command(name: str, ranks: int, file: Path) -> int:
     Products, experts, attention, collectives and copies run as the engine runs them, on all ranks at once, for about a
     minute. Then a random model is served for what operations do not show: the time between steps, and of layers.
     """
+    from splash.cli.hardware import port_named
     from splash.core.errors import ConfigError
     from splash.engine.overheads import CONFIG, measured_overheads
     from splash.exec.measure import slowest_timings
-    from splash.hal.registry import load_backend
     from splash.hw.load import profile_from_table
     from splash.hw.measure import Measurement, measured_table
     from splash.hw.write import profile_text, put, quantity
@@ -48,7 +48,7 @@ def command(name: str, ranks: int, file: Path) -> int:
 
     if not file.parent.is_dir():
         raise ConfigError(f"the folder {file.parent} does not exist (-o)")
-    backend = load_backend(name)
+    backend = port_named(name, "--hw")
     devices = backend.probe()
     device = devices[0]
     job = backend.launch(ranks, "splash.exec.measure:measure_ranks", None)

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import click
 
+from splash.cli.numbers import FROM_ZERO
+
 
 @click.command("replay")
 @click.argument("file", type=click.Path(path_type=Path, allow_dash=True))
 @click.option(
     "--speed",
-    type=click.FloatRange(min=0),
+    type=FROM_ZERO,
     default=1.0,
     show_default=True,
     help="Times faster than it was; 0: without waiting.",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from splash.cli.deploy_options import DeployOptions, with_deployment
+from splash.cli.numbers import POSITIVE
 from splash.cli.output import json_text, output_console, target_of
 from splash.core.errors import RequestError
 from splash.core.events import EventSink
@@ -36,9 +37,7 @@ if TYPE_CHECKING:
     help="rl-drain, burst, phase-shift, long-mixed, steady, agentic, or a trace as published: Azure CSV, Mooncake"
     " JSONL, BurstGPT CSV, vLLM timed trace, CSV with arrival_s, prompt_tokens, output_tokens.",
 )
-@click.option(
-    "--rate", type=click.FloatRange(min=0, min_open=True), help="Requests a second, in place of its own."
-)
+@click.option("--rate", type=POSITIVE, help="Requests a second, in place of its own.")
 @click.option(
     "--layout",
     metavar="NAMES",
@@ -55,12 +54,10 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--ttft",
-    type=click.FloatRange(min=0, min_open=True),
+    type=POSITIVE,
     help="Seconds to the first token of a good request.",
 )
-@click.option(
-    "--tpot", type=click.FloatRange(min=0, min_open=True), help="Seconds a token of a good request."
-)
+@click.option("--tpot", type=POSITIVE, help="Seconds a token of a good request.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of a named workload.")
 @click.option(
     "--json",

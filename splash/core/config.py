@@ -61,7 +61,7 @@ class SchedulerConfig:
         if not 0 < self.copy_bytes_per_s < math.inf:
             raise ConfigError(f"copy_bandwidth is {self.copy_bandwidth}; it must be a positive number")
         if not 0 < self.copy_share <= 1:
-            raise ConfigError(f"copy_share is {self.copy_share}; it must be in (0, 1]")
+            raise ConfigError(f"copy_share is {self.copy_share}; it must be in (0, 1] (--copy-share)")
         if self.replicas not in ("keep", "drop"):
             raise ConfigError(f"replicas is '{self.replicas}'; use keep or drop")
 

@@ -176,6 +176,10 @@ def _record(line: str, file: Path, number: int) -> Record:
     try:
         data = json.loads(line)
     except ValueError as error:
+        if number == 1:
+            raise TraceError(
+                f"{file} is no trace; a trace is what `splash run --trace FILE` writes"
+            ) from None
         raise TraceError(f"{where}: not JSON ({error}); was the run cut off while writing?") from None
     kind = data.pop("kind", None) if isinstance(data, dict) else None
     if (number == 1) != (kind == "header"):

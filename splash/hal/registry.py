@@ -109,8 +109,8 @@ def _unknown(name: str, specs: list[BackendSpec]) -> str:
     names = {_plain(alias): spec.name for spec in specs for alias in (spec.name, *spec.aliases)}
     close = get_close_matches(_plain(name), names, n=1)
     listed = ", ".join(f"{s.name} ({', '.join(s.aliases)})" if s.aliases else s.name for s in specs) or "none"
-    hint = f" Did you mean '{close[0]}'?" if close else ""
-    return f"unknown backend '{name}'. Known: {listed}.{hint}"
+    hint = f" (did you mean '{close[0]}'?)" if close else ""
+    return f"unknown port '{name}'{hint}; known: {listed}"
 
 
 def _plain(name: str) -> str:

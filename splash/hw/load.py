@@ -28,12 +28,13 @@ def load_profile(name: str | Path, *, user_folder: Path | None = None) -> Hardwa
         return read_profile(Path(name))
     files = known_profiles(user_folder=user_folder)
     known = files if name in files else profile_aliases(user_folder=user_folder) | files
-    if name not in known:
+    found = next((known[each] for each in (name, name.casefold()) if each in known), None)
+    if found is None:
         raise ProfileError(
-            f"unknown hardware profile '{name}'{closest(name, known)}; "
-            f"known: {', '.join(sorted(known))}; a path to a TOML file works too"
+            f"unknown hardware profile '{name}'{closest(name.casefold(), known)}; "
+            f"known: {', '.join(sorted(known))}; a path to a TOML file works too (--hw)"
         )
-    return read_profile(known[name])
+    return read_profile(found)
 
 
 def known_profiles(*, user_folder: Path | None = None) -> dict[str, Path]:

@@ -159,7 +159,8 @@ def _from_folder(folder: Path) -> NamedModel:
         kv="float32" if spec.checkpoint_dtype == "float32" else "bfloat16",
         request_tokens=None if spec.kda is None else REQUEST_TOKENS,
     )
-    return NamedModel(folder.resolve().name, spec, Preset(_ROWS[DEFAULT_MODEL][0], settings))
+    name = folder.resolve().name
+    return NamedModel(name.lstrip("_") or name, spec, Preset(_ROWS[DEFAULT_MODEL][0], settings))
 
 
 def _read(file: Path) -> Any:

@@ -46,7 +46,7 @@ def load(name: str, *, seed: int, rate: float | None = None) -> Workload:
     if name.partition(":")[0] in GENERATORS:
         return generated(name, seed=seed, rate=rate)
     path = Path(name)
-    if not path.exists() and not path.suffix and "/" not in name:
+    if not name or (not path.exists() and not path.suffix and "/" not in name):
         raise ConfigError(
             f"unknown workload '{name}'{closest(name.partition(':')[0], GENERATORS)}; known: {', '.join(GENERATORS)},"
             " or a file of one request a line (CSV or JSON lines)"

@@ -48,7 +48,7 @@ def _facts(name: str) -> dict[str, Any]:
     if name not in known:
         hint = closest(name.lower(), known)
         raise ConfigError(
-            f"unknown model '{name}'{hint}; known: {', '.join(known)}, or the folder of a checkpoint"
+            f"unknown model '{name}'{hint}; known: {', '.join(known)}, or the folder of a checkpoint (--model)"
         )
     facts: dict[str, Any] = json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     return facts

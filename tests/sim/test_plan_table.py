@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from splash.cli.options import DEMO
 from splash.cli.plan_table import CELL, NARROW, _cell_text, show_plan, show_tokens
 from splash.sim.planner import Cell, Plan
 from splash.sim.presets import choose
@@ -74,6 +76,17 @@ def test_terminals_get_colours_and_no_line_too_long() -> None:
     assert "\x1b[1;38;2" in shown(plan, width=100, terminal=True)
     for width in (80, 100, 140):
         assert max(map(len, shown(plan, width=width, terminal=False).splitlines())) <= width
+
+
+def test_a_small_model_is_shown_in_a_small_unit() -> None:
+    """Red when the memory of a model of some megabytes is a column of zeros."""
+    choice = choose(str(DEMO), "h200")
+    plan = Plan(choice.model.name, choice.model.spec, choice.profile, choice.settings)
+    text = shown(plan, width=100, terminal=False)
+    assert text.startswith("demo on ")
+    assert "Memory of a rank, MiB" in text
+    own = plan.layouts["tp"].weight_bytes / 2**20
+    assert re.search(rf"^ tp +{own:.2f} ", text, re.M)
 
 
 def test_layouts_that_do_not_fit_are_said_not_to() -> None:

@@ -208,6 +208,9 @@ def test_what_no_device_understands_is_refused(
         (("--workload", "stedy"), "did you mean 'steady'?"),
         (("--layout", "oracle"), "unknown layout 'oracle'"),
         (("--ranks", "3"), "3"),
+        (("--policy", "thresholds"), "a simulation decides by predicted times"),
+        (("--speed", "nan"), "nan is not a finite number"),
+        (("--ttft", "1"), "--ttft and --tpot are the targets of --objective goodput"),
         (("--hw", "h200", "--model", "llama-3.1-405b", "--dtype", "float32"), "does not fit"),
     ],
 )

@@ -58,7 +58,7 @@ def test_unknown_names_are_told_what_there_is(monkeypatch: pytest.MonkeyPatch) -
     """Red when the error does not list the ports and the closest name."""
     install(monkeypatch, spec("cpu", ("host",)), spec("other"))
     with pytest.raises(
-        ConfigError, match=r"unknown backend 'cpi'. Known: cpu \(host\), other. Did you mean 'cpu'\?"
+        ConfigError, match=r"unknown port 'cpi' \(did you mean 'cpu'\?\); known: cpu \(host\), other"
     ):
         registry.find("cpi")
 

@@ -140,6 +140,9 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(TraceError, match=name):
             list(read_trace(tmp_path / name))
+    (tmp_path / "words").write_text("arrival_s,prompt_tokens\n0,1\n")
+    with pytest.raises(TraceError, match="words is no trace"):
+        list(read_trace(tmp_path / "words"))
     with pytest.raises(TraceError, match="cannot read the trace"):
         list(read_trace(tmp_path / "missing"))
     with pytest.raises(TraceError, match="cannot write the trace"):

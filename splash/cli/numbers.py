@@ -1,0 +1,23 @@
+"""Numbers as options take them."""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import Any
+
+import click
+
+
+class Finite(click.FloatRange):
+    """A number of a range that is one: comparisons alone let nan pass, and infinity."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
+POSITIVE = Finite(min=0, min_open=True)
+FROM_ZERO = Finite(min=0)
+SHARE = Finite(min=0, max=1, min_open=True)
