@@ -6,11 +6,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from splash.sim.result import Percentiles, RunResult
+from splash.cli.reasons import Row, switch_table
+from splash.sim.result import Percentiles, RunResult, SwitchRecord
 from splash.tui.palette import LAYOUT_LETTERS, ink, order_of
 from splash.tui.units import plural, show_bytes, show_clock, show_count, show_rate, show_seconds
 
@@ -24,7 +25,7 @@ def show_results(console: Console, runs: Sequence[RunResult]) -> None:
     console.print(_latency_table(runs))
     for run in runs:
         if run.switches:
-            console.print(_switch_table(run))
+            console.print(_switches_of(console, run))
     for text in _refusals(runs):
         console.print(text, style="bold red", soft_wrap=True, markup=False)
 
@@ -133,22 +134,27 @@ def _latency(run: RunResult, name: str) -> Percentiles:
 # ---- switches
 
 
-def _switch_table(run: RunResult) -> Table:
+def _switches_of(console: Console, run: RunResult) -> RenderableType:
     """When each was decided, how long it took, what it moved, and why."""
     outcomes = Counter(switch.outcome for switch in run.switches)
     title = f"Switches of {run.layout}: " + ", ".join(f"{n} {name}" for name, n in outcomes.items())
-    columns = ("at", "switch", "took", "moved", "steps", "reason")
-    table = _table(title, columns, words=("switch", "reason"), wraps=("reason",))
-    for switch in run.switches[:MAX_SWITCHES]:
-        reason = switch.reason if switch.outcome == "done" else f"{switch.outcome}: {switch.reason}"
-        table.add_row(
-            show_clock(switch.time_s),
-            Text.assemble(_name(switch.old), " → ", _name(switch.new)),
-            show_seconds(switch.seconds),
-            show_bytes(switch.bytes),
-            show_count(switch.steps),
-            Text(reason),
-        )
+    rows: list[Row] = [(_cells(switch), _reason(switch)) for switch in run.switches[:MAX_SWITCHES]]
     if len(run.switches) > MAX_SWITCHES:
-        table.add_row("…", "", "", "", "", f"{len(run.switches) - MAX_SWITCHES} more; --json has all")
-    return table
+        more = Text(f"{len(run.switches) - MAX_SWITCHES} more; --json has all")
+        rows.append((["…", *[""] * 4], more))
+    columns = ("at", "switch", "took", "moved", "steps")
+    return switch_table(console, title, columns, rows, words=("switch",))
+
+
+def _cells(switch: SwitchRecord) -> list[str | Text]:
+    return [
+        show_clock(switch.time_s),
+        Text.assemble(_name(switch.old), " → ", _name(switch.new)),
+        show_seconds(switch.seconds),
+        show_bytes(switch.bytes),
+        show_count(switch.steps),
+    ]
+
+
+def _reason(switch: SwitchRecord) -> Text:
+    return Text(switch.reason if switch.outcome == "done" else f"{switch.outcome}: {switch.reason}")

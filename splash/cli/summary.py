@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from splash.cli.reasons import Row, switch_table
 from splash.engine.report import RunReport
 from splash.tui.units import show_bytes, show_seconds
 
@@ -24,7 +25,7 @@ def show_report(console: Console, report: RunReport) -> None:
     data = report.to_json()
     console.print(_summary_table(data["summary"], data["prediction"]))
     if data["switches"] or data["refused"]:
-        console.print(_switch_table(data["switches"], data["refused"]))
+        console.print(_switches(console, data["switches"], data["refused"]))
     cost = data["switch_cost"]
     if cost["flips"]:
         console.print(_cost_lines(cost), highlight=False)
@@ -91,24 +92,25 @@ _COLUMNS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("steps", lambda s: str(s["steps"])),
     ("time", lambda s: show_seconds(s["seconds"])),
     ("stall", lambda s: show_seconds(s["max_boundary_s"])),
-    ("reason", lambda s: s["reason"] if s["outcome"] == "done" else f"{s['outcome']}: {s['reason']}"),
 )
 
 
-def _switch_table(switches: list[dict[str, Any]], refused: list[dict[str, Any]]) -> Table:
+def _switches(
+    console: Console, switches: list[dict[str, Any]], refused: list[dict[str, Any]]
+) -> RenderableType:
     """`steps` and `time` it took, `stall`: the longest batch boundary meanwhile."""
-    table = Table(
-        title="Switches", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
-    )
-    for name, _ in _COLUMNS:
-        is_text = name in ("switch", "reason")
-        table.add_column(name, justify="left" if is_text else "right", no_wrap=name != "reason")
-    for switch in switches:
-        table.add_row(*(Text(show(switch)) for _, show in _COLUMNS))
+    rows: list[Row] = [([show(s) for _, show in _COLUMNS], _reason(s)) for s in switches]
     for refusal in refused:
+        blank = [""] * (len(_COLUMNS) - 2)
         reason = Text(f"refused: {refusal['reason']}", style="red")
-        table.add_row(str(refusal["step"]), f"→ {refusal['target']}", *[""] * (len(_COLUMNS) - 3), reason)
-    return table
+        rows.append(([str(refusal["step"]), f"→ {refusal['target']}", *blank], reason))
+    return switch_table(console, "Switches", [name for name, _ in _COLUMNS], rows, words=("switch",))
+
+
+def _reason(switch: dict[str, Any]) -> Text:
+    return Text(
+        switch["reason"] if switch["outcome"] == "done" else f"{switch['outcome']}: {switch['reason']}"
+    )
 
 
 def _cost_lines(cost: dict[str, Any]) -> str:

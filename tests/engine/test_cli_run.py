@@ -328,6 +328,8 @@ def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], model: Path, 
         assert not captured.out
     assert _run("rnu") == 2
     assert "No such command 'rnu'" in capsys.readouterr().err
+    assert _run("profile", "-o", tmp_path / "no" / "folder.toml") == 2
+    assert "(-o)" in capsys.readouterr().err
     assert _run("replay", tmp_path / "missing.trace") == 2
     assert "cannot read the trace" in capsys.readouterr().err
 

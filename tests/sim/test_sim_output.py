@@ -62,6 +62,17 @@ def test_the_tables_are_tables_at_eighty_columns() -> None:
     assert names == ["tp", "dp", "auto"]
 
 
+def test_reasons_stand_below_where_there_is_no_room_beside() -> None:
+    """Red when a reason takes a line for every two words of it."""
+    why = " ".join(["because"] * 18)
+    result = run(switches=3)
+    result = replace(result, switches=tuple(replace(switch, reason=why) for switch in result.switches))
+    for width, most in ((80, 3), (120, 3)):
+        lines = _shown([result], width=width).splitlines()
+        assert max(map(len, lines)) <= width
+        assert sum("because" in line for line in lines) <= 3 * most
+
+
 def test_refused_requests_are_shown_with_the_layouts_that_refuse_them() -> None:
     """Red when figures leave requests out in silence."""
     refused = ("a.csv:3: too long", "a.csv:9: too long")
