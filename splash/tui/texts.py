@@ -103,7 +103,8 @@ def _admitted(entry: Entry, event: RequestAdmitted) -> str:
     layout = LAYOUTS.get(event.layout)
     has_owner = layout is not None and layout.placement is Placement.OWNER
     ranks = ", ".join(sorted(entry.words, key=int))
-    where = f" on rank {ranks}" if has_owner and len(entry.words) <= 4 else ""
+    noun = "ranks" if len(entry.words) > 1 else "rank"
+    where = f" on {noun} {ranks}" if has_owner and len(entry.words) <= 4 else ""
     return f"{_who(entry, event.request)} admitted in {event.layout}{where}"
 
 
