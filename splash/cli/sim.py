@@ -109,7 +109,7 @@ def command(
     title, note = f"{deployed.model}, {deployed.hardware}", described(requests)
     console.print(f"[bold]{title}, simulated[/bold]: {note}", soft_wrap=not console.is_terminal)
     with target_of(json_file, "--json") as figures, target_of(report, "--report") as charts:
-        runs = _runs(console, deployed, requests, modes, aim, trace)
+        runs, stopped = _runs(console, deployed, requests, modes, aim, trace)
         if not any(run.num_requests for run in runs):
             raise RequestError(f"no request can be served: {runs[0].refused[0]}")
         if figures is not None:
@@ -118,6 +118,8 @@ def command(
         if charts is not None:
             charts.write(report_page(runs, title=f"{title}, simulated", note=note))
         show_results(console, runs)
+    if stopped is not None:
+        raise stopped
 
 
 def described(workload: Workload) -> str:
@@ -146,25 +148,37 @@ def _runs(
     modes: Sequence[str],
     aim: Aim,
     trace: Path | None,
-) -> list[RunResult]:
+) -> tuple[list[RunResult], BaseException | None]:
     """In the order asked for. The oracle is the better of free switches and of every fixed layout, which are run for
-    it where they were not asked for."""
+    it where they were not asked for. A signal ends it early, and is given back with what was finished, if anything."""
+    from splash.cli import Interrupted
     from splash.layout.layouts import LAYOUTS
     from splash.sim.modes import ORACLE, better, simulate
 
     needed = [*modes, *(name for name in LAYOUTS if ORACLE in modes and name not in modes)]
     found: dict[str, RunResult] = {}
-    for mode in needed:
-        with (
-            _progress(console, mode, len(workload.arrivals)) as bar,
-            tracing(trace, deployment) as trace_sinks,
-        ):
-            found[mode] = simulate(
-                deployment, workload, mode, aim=aim, sinks=[bar, *trace_sinks], stopwatch=time.perf_counter
-            )
+    try:
+        for mode in needed:
+            with (
+                _progress(console, mode, len(workload.arrivals)) as bar,
+                tracing(trace, deployment) as trace_sinks,
+            ):
+                found[mode] = simulate(
+                    deployment,
+                    workload,
+                    mode,
+                    aim=aim,
+                    sinks=[bar, *trace_sinks],
+                    stopwatch=time.perf_counter,
+                )
+    except (KeyboardInterrupt, Interrupted) as signalled:
+        finished = [found[mode] for mode in modes if mode in found and mode != ORACLE]
+        if not finished:
+            raise
+        return finished, signalled
     if ORACLE in modes:
         found[ORACLE] = better(found[ORACLE], [found[name] for name in LAYOUTS])
-    return [found[mode] for mode in modes]
+    return [found[mode] for mode in modes], None
 
 
 @contextmanager

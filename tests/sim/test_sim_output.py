@@ -6,6 +6,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -114,6 +115,28 @@ def test_a_report_that_cannot_be_written_is_said_before_the_run(
     assert "cannot write" in captured.err
     assert "--report" in captured.err
     assert "tokens/s" not in captured.out
+
+
+def test_ctrl_c_keeps_what_was_finished(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Red when an interrupt in the last of eight runs loses the seven before it."""
+    from splash.sim import modes
+
+    honest = modes.simulate
+
+    def impatient(*arguments: Any, **options: Any) -> RunResult:
+        if arguments[2] == "cp":
+            raise KeyboardInterrupt
+        return honest(*arguments, **options)
+
+    monkeypatch.setattr(modes, "simulate", impatient)
+    out = tmp_path / "out.json"
+    assert _sim("--layout", "tp,dp,cp,dop", "--json", str(out)) == 130
+    assert [run["layout"] for run in json.loads(out.read_text())["runs"]] == ["tp", "dp"]
+    assert "tokens/s" in capsys.readouterr().out
+    assert _sim("--layout", "cp,dp", "--json", str(tmp_path / "none.json")) == 130
+    assert not (tmp_path / "none.json").exists()
 
 
 def test_a_load_that_nothing_can_serve_fails(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
