@@ -220,11 +220,13 @@ class CostModel:
             return
         if layout.placement is Placement.STRIPED:
             scores.on(None).add(chunk.start, chunk.count, keeps, share=1 / self.ranks)
-            traffic.candidates += self._proposed(chunk.count, chunk.start + chunk.count, self.ranks)
+            proposed = self._proposed(chunk.count, chunk.start + chunk.count, self.ranks)
+            traffic.candidates = traffic.candidates + proposed
         elif layout.placement is Placement.OWNER:
             scores.on(chunk.at.home).add(chunk.start, chunk.count, keeps, share=1.0)
             if chunk.method is Method.GATHER:
-                traffic.candidates += self._proposed(chunk.count, chunk.start + chunk.count, 1)
+                proposed = self._proposed(chunk.count, chunk.start + chunk.count, 1)
+                traffic.candidates = traffic.candidates + proposed
         else:
             scores.on(None).add(chunk.start, chunk.count, keeps, share=1.0)
 

@@ -65,9 +65,9 @@ def row_tables(
     balanced: bool = True,
     divided: bool = False,
 ) -> RowTables:
-    """The tables of one rank among `ranks`. `divided`: each computes its part of the latents, and all gather them
-    (ADR 0011). `balanced`: experts are placed, or copied, so that all ranks have as much
-    to do for every step; else the rows of a step choose more of one rank's, and all wait for that one."""
+    """The tables of one rank among `ranks`. `divided`: each computes its part of the latents, if they have equal ones,
+    and all gather them (ADR 0011). `balanced`: experts are placed, or copied, so that all ranks have as much to do for
+    every step; else the rows of a step choose more of one rank's, and all wait for that one."""
     rows = np.arange(max_rows + 1, dtype=np.float64)
     heads = spec.attention.num_heads
     hidden_bytes = spec.hidden_size * precision.activation_bytes * rows
@@ -146,8 +146,9 @@ def _replicated(
     row_bytes = streams * hidden * precision.activation_bytes
     seconds = spec.num_layers * ops.elementwise_s(profile, ROW_PASSES * row_bytes * rows)
     if isinstance(att, MLASpec):
-        down = gemm(-(-att.down_dim // ranks) if divided else att.down_dim, hidden, precision.attention)
-        if divided:
+        part = att.down_part(ranks) if divided else 0
+        down = gemm(part or att.down_dim, hidden, precision.attention)
+        if part:
             down += _collective(
                 profile, "all_gather", ranks, att.down_dim * precision.activation_bytes * rows
             )

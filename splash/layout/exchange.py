@@ -254,13 +254,12 @@ def widths(
     `divided`: ranks share the latent down-projection, if it has equal parts for them."""
     att = spec.attention
     kv = sum(field.width for field in spec.kv_fields(ranks))
-    heads, down = att.num_heads // ranks, 0
+    heads = att.num_heads // ranks
     if isinstance(att, MLASpec):
         query, output = att.latent_dim, att.kv_lora_rank
-        if divided and ranks > 1 and att.down_dim % ranks == 0:
-            down = att.down_dim // ranks
+        down = att.down_part(ranks) if divided else 0
     else:
-        query = output = att.head_dim
+        query, output, down = att.head_dim, att.head_dim, 0
     return Widths(heads, query, output, 4 // itemsize, kv, spec.hidden_size, history or kv, down)
 
 

@@ -49,7 +49,8 @@ class Decodes:
             self._places = None
         elif self._left:
             self.records = [r for r in self.records if r.decoding]
-            self._places = self.places - Counter(self._left)
+            if self._places is not None:
+                self._places = self._places - Counter(self._left)
         else:
             return
         self.ids = tuple(r.id for r in self.records)

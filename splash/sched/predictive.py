@@ -1,11 +1,10 @@
 """A policy that predicts, for each layout, how long the work at hand takes, and weighs a change against its cost.
 
 What is at hand: the prompt tokens still to be computed, those that are likely to come, and the next tokens of every
-request that runs or waits. How
-many requests a layout can admit is part of its prediction: where KV memory binds, a layout that holds more tokens
-serves more rows a step. How long a request will go on is not known; it is expected to go on for as long as it has
-(which for heavy-tailed lengths is about right, and errs on the side of short ones), and the advantage of a layout is
-expected to last as long as the work that it was computed from.
+request that runs or waits. How many requests a layout can admit is part of its prediction: where KV memory binds, a
+layout that holds more tokens serves more rows a step. How long a request will go on is not known; it is expected to
+go on for as long as it has (which for heavy-tailed lengths is about right, and errs on the side of short ones), and
+the advantage of a layout is expected to last as long as the work that it was computed from.
 """
 
 from __future__ import annotations

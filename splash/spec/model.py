@@ -65,6 +65,10 @@ class MLASpec:
         """Elements of a row's down-projection: what queries are made of, if they have a latent, and the cached ones."""
         return (self.q_lora_rank or 0) + self.latent_dim
 
+    def down_part(self, ranks: int) -> int:
+        """Of `down_dim`, what each of `ranks` computes where they divide it (ADR 0011); 0: it has no equal parts."""
+        return 0 if ranks == 1 or self.down_dim % ranks else self.down_dim // ranks
+
 
 @dataclass(frozen=True, slots=True)
 class GQASpec:

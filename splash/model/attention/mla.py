@@ -63,8 +63,9 @@ class MLAProjection:
     def _split(self, h: torch.Tensor, a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What queries are made of [n, q_in], and raw latents [n, latent + rope]."""
         rank = self.spec.q_lora_rank
-        if rank is None or self._q_norm is None:
+        if rank is None:
             return h, a
+        assert self._q_norm is not None
         return self._q_norm(a[:, :rank]), a[:, rank:]
 
     def _finish_latents(self, latents: torch.Tensor, rope: RopeRows) -> None:
