@@ -174,10 +174,10 @@ class Moves:
 
     # ---- while the ranks compute
 
-    def settle_flips(self) -> None:
-        """Tell of those that have flipped, and retire their old pages."""
-        now = self._journal.now()
-        for record, step, old, staged_steps, num_bytes in self._flipped:
+    def settle_flips(self) -> bool:
+        """Tell of those that have flipped, and retire their old pages; False if there are none."""
+        now, flipped, self._flipped = self._journal.now(), self._flipped, []
+        for record, step, old, staged_steps, num_bytes in flipped:
             at = record.present
             self._journal.emit(
                 RequestFlipped(
@@ -189,7 +189,7 @@ class Moves:
                 for index, block in enumerate(record.blocks):
                     self._store.keep_only(block, index, at, step - 1)
                 self._replicas.drop_strays(record, step)
-        self._flipped = []
+        return bool(flipped)
 
     def check_bounds(self, step: int, budget: int) -> None:
         """Cancel what takes past twice its prediction and some steps; it stays as it is."""

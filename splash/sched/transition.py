@@ -268,10 +268,12 @@ class Transitions:
         record.blocks, record.room, record.state = [], 0, []
 
     def relieve(self, step: int, ranks: Collection[int]) -> bool:
-        """Memory is short on `ranks` after the collected `step`: give up replicas that are only kept warm, else the
-        newest staging with pages there, else a residency that grows there. False if there is none of them."""
+        """Memory is short on `ranks` after the collected `step`: retire what the flips at this boundary have left, else
+        give up replicas that are only kept warm, else the newest staging with pages there, else a residency that grows
+        there. False if there is none of them."""
         return (
-            self.drop_warm_replicas(step)
+            self._moves.settle_flips()
+            or self.drop_warm_replicas(step)
             or self._moves.yield_room(step, ranks)
             or self._replicas.yield_room(step, ranks)
         )

@@ -324,3 +324,19 @@ def test_a_new_target_keeps_the_stagings_it_can_use() -> None:
     h.step()
     h.scheduler.drain_events()
     assert [e.reason for e in h.events if isinstance(e, StageCancelled)] == ["a new target"] * 2
+
+
+def test_what_a_flip_leaves_is_taken_before_a_request_is_preempted() -> None:
+    """Red when the old pages of a request that flips at a boundary are not to be had at this boundary: the request that
+    stays grows into the room that the other leaves, in the very step in which it leaves."""
+    h = Harness(ranks=2, kv_pages=9, target="dop", watermark_pages=0, slot_pages=1, copy_bytes_per_step=4096)
+    leaves, comes = h.add(9, 14), h.add(10, 14)
+    for _ in range(2):
+        h.step()
+    h.scheduler.set_goal(comes, "dop", 0)
+    h.settle()
+    h.scheduler.set_goal(leaves, "dop", 1)
+    h.settle()
+    h.drain()
+    assert [e.home for e in h.events if isinstance(e, RequestFlipped)] == [0, 1]
+    assert not [e for e in h.events if isinstance(e, RequestPreempted)]
