@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from splash.hw import ops
-from splash.hw.figures import Figure, least
+from splash.hw.figures import Figure, least, most
 from splash.hw.precision import Precision
 from splash.hw.profile import HardwareProfile, Prefill
 from splash.hw.rows import num_attention_layers, num_indexers
@@ -16,6 +16,8 @@ from splash.spec.model import GQASpec, MLASpec, ModelSpec
 
 SCORE_BYTES = 4
 ROUNDING = 1e-9
+MANY = 4
+"""Ranks from which on it is faster to price them as one array."""
 
 
 class PromptReads:
@@ -54,6 +56,14 @@ class PromptReads:
         both.longest, both.projected = max(self.longest, other.longest), self.projected + other.projected
         return both
 
+    @classmethod
+    def stacked(cls, several: Sequence[PromptReads]) -> PromptReads:
+        """Of several ranks, each figure an array over them."""
+        stack = cls(several[0]._prefill)
+        for name in ("pairs", "selected", "rows", "tokens", "longest", "projected"):
+            setattr(stack, name, np.array([getattr(reads, name) for reads in several]))
+        return stack
+
 
 class PlacedReads:
     """What the ranks have to attend to of the chunks of one kind: all of them, or one of them."""
@@ -76,8 +86,12 @@ class PlacedReads:
         if not self._alone:
             return others
         seconds = np.full(self._ranks, others)
-        for rank, reads in self._alone.items():
-            seconds[rank] = price(reads.beside(self._everywhere))
+        if len(self._alone) < MANY:
+            for rank, reads in self._alone.items():
+                seconds[rank] = price(reads.beside(self._everywhere))
+        else:
+            together = [reads.beside(self._everywhere) for reads in self._alone.values()]
+            seconds[list(self._alone)] = price(PromptReads.stacked(together))
         return seconds
 
 
@@ -145,7 +159,7 @@ class AttentionCost:
         index = self._spec.indexer
         if index is None:
             return 0.0
-        keys = reads.pairs / max(reads.rows, 1) / index.pool
+        keys = reads.pairs / most(reads.rows, 1) / index.pool
         product = ops.gemm_s(
             self._profile, reads.rows * index.num_heads, keys, index.head_dim, self._precision.attention
         )

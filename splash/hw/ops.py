@@ -66,15 +66,14 @@ def moe_kernel(p: HardwareProfile, dtype: str) -> Kernel | None:
 
 
 def _kernel(table: Gemm | Moe, dtype: str) -> Kernel:
-    entries = {name: getattr(table, name) for name in BYTES}
-    if dtype not in entries:
-        raise ProfileError(f"no cost is known of dtype '{dtype}'; known: {', '.join(entries)}")
+    if dtype not in BYTES:
+        raise ProfileError(f"no cost is known of dtype '{dtype}'; known: {', '.join(BYTES)}")
     name = dtype
-    while entries[name] is None:
+    while (entry := getattr(table, name)) is None:
         if name not in FALLBACK:
             raise ProfileError(f"the profile has no kernel for {dtype} weights, nor for what they convert to")
         name = FALLBACK[name]
-    return Kernel(entries[name], name)
+    return Kernel(entry, name)
 
 
 def gemm_s(p: HardwareProfile, m: Count, n: Count, k: Count, dtype: str) -> Seconds:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby, islice
 from typing import NamedTuple
 
-KNOWN, LIKELY = 2, 2
+KNOWN, LIKELY = 2, 1
 """Steps that stand for all, of prompts at hand and of those that are likely to come."""
 MAX_CHUNKS = 8
 """Chunks of one step; more are as good as these, only shorter."""

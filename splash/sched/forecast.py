@@ -80,6 +80,7 @@ class Situation:
         self._resident = sum(load.lengths) + sum(done for done, _ in load.prompts)
         self._future = pending
         self._sums: dict[int, Sums] = {}
+        self._apart: dict[tuple[int, int], tuple[Sums | None, Sums | None]] = {}
 
     def resident(self, state_tokens: int) -> int:
         """Tokens held, where a request's recurrent state takes the room of so many."""
@@ -101,6 +102,16 @@ class Situation:
             found = self._sums[admitted] = Sums.of(self.lengths(admitted), self._keeps)
         return found
 
+    def sums_apart(self, admitted: int, bound: int) -> tuple[Sums | None, Sums | None]:
+        """Of those shorter than `bound` tokens, and of the others; None where there are none."""
+        found = self._apart.get((admitted, bound))
+        if found is None:
+            lengths = self.lengths(admitted)
+            kinds = [n for n in lengths if n < bound], [n for n in lengths if n >= bound]
+            short, long = (Sums.of(kind, self._keeps) if kind else None for kind in kinds)
+            found = self._apart[admitted, bound] = short, long
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class Sums:
@@ -115,7 +126,7 @@ class Sums:
     @classmethod
     def of(cls, lengths: Sequence[int], keeps: float) -> Sums:
         context, longest = sum(lengths), max(lengths)
-        selected = context if longest <= keeps else sum(n if n < keeps else keeps for n in lengths)
+        selected = context if longest <= keeps else context - sum(n - keeps for n in lengths if n > keeps)
         return cls(len(lengths), context, selected, longest)
 
 
@@ -148,13 +159,13 @@ def prompt_token_s(
 
 def decodes(situation: Situation, target: Target, admitted: int, prices: StepPrices) -> Work:
     """A step of `admitted` decodes with the lengths of those that run and of prompts that will become decodes."""
-    if target.striped_from is None:
+    bound = target.striped_from
+    if bound is None:
         sums = {target.layout: situation.sums(admitted)}
     else:
-        kinds: dict[Layout, list[int]] = {}
-        for length in situation.lengths(admitted):
-            kinds.setdefault(target.layout_of(length), []).append(length)
-        sums = {layout: Sums.of(lengths, prices.keeps) for layout, lengths in kinds.items()}
+        short, long = situation.sums_apart(admitted, bound)
+        kinds = {target.layout: short, target.layout_of(bound): long}
+        sums = {layout: these for layout, these in kinds.items() if these is not None}
     groups = [group for layout, these in sums.items() for group in _groups(layout, these, prices.ranks)]
     return Work(tuple(groups), sampled=sum(these.count for these in sums.values()))
 

@@ -51,16 +51,19 @@ class Caution:
     conviction: float = 0.08
     """Shares of the time that it must have promised to save in the last questions, added up: a large gain is believed
     at once, a small one when it has been seen several times."""
+    dwell: int = 2
+    """Questions for which a new target is kept, if it can hold the load. Questions come by work, so this is a span of
+    work too."""
     window_steps: int = 64
     """Decode steps that are looked ahead, where prompts do not need more."""
     correction_weight: float = 0.1
     """Of one observation in the running ratio of observed to predicted time."""
-    coming_weight: float = 0.25
+    coming_weight: float = 0.125
     """Of one question in the running mean of what a prompt token that comes takes."""
 
 
 CAUTIOUS = Caution()
-RECKLESS = Caution(margin=0.0, conviction=0.0)
+RECKLESS = Caution(margin=0.0, conviction=0.0, dwell=0)
 """For free switches."""
 
 
@@ -119,6 +122,8 @@ class PredictivePolicy:
         """The target at the last question."""
         self._promised: dict[Target, float] = {}
         """Gains of other targets over that one, added up since they have been gains."""
+        self._kept = 0
+        """Questions for which it has been the present one, after a change."""
         self._ratios: dict[str, float] = {}
         """Of observed to predicted time, by layouts that have been observed."""
         self._common_ratio = 1.0
@@ -210,6 +215,8 @@ class PredictivePolicy:
             return (ranked[0], reason) if ranked else (now, "")
         gains = {target: 1 - score / scores[now] for target, score in scores.items()}
         self._weigh(now, gains)
+        if self._kept <= self._caution.dwell:
+            return now, ""
         for target in ranked:
             if gains[target] <= self._caution.margin or self._promised[target] < self._caution.conviction:
                 break
@@ -222,7 +229,9 @@ class PredictivePolicy:
     def _weigh(self, now: Target, gains: Mapping[Target, float]) -> None:
         """Adds up what other targets promise to save of the time; a loss takes away from it."""
         if self._seen != now:
+            self._kept = 0 if self._seen else self._caution.dwell
             self._seen, self._promised = now, {}
+        self._kept += 1
         self._promised = {
             target: max(0.0, self._promised.get(target, 0.0) + gain) for target, gain in gains.items()
         }

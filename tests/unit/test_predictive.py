@@ -14,7 +14,7 @@ from splash.sched.arriving import Arrived
 from splash.sched.batch import RowBytes
 from splash.sched.limits import Limits, Room
 from splash.sched.policy import Decision, Load
-from splash.sched.predictive import CAUTIOUS, PredictivePolicy, Targets
+from splash.sched.predictive import CAUTIOUS, Caution, PredictivePolicy, Targets
 from splash.sched.target import Target
 
 FAR = 1.0
@@ -185,10 +185,27 @@ def test_a_gain_that_comes_and_goes_moves_nothing() -> None:
 def test_a_change_wipes_out_what_was_promised_before_it() -> None:
     """Red when promises made under another target count: dcp promised its 4 % over tp, not over dop."""
     prices = {"tp": 0.0100, "dop": 0.0090, "dcp": 0.0096}
-    asked = policy(prices)
+    asked = policy(prices, caution=Caution(dwell=0))
     assert target(asked.decide(load(target="tp"))) == "dop"
     prices["dcp"] = 0.0086
     assert questions(asked, load(target="dop")) == 2
+
+
+@pytest.mark.parametrize("dwell", [1, 3])
+def test_a_new_target_is_kept_for_a_while_however_large_a_gain_seems(dwell: int) -> None:
+    """Red when prices that change sides move it at every question; the first target need not be kept."""
+    prices = {"tp": 0.020, "dop": 0.010}
+    asked = policy(prices, caution=Caution(dwell=dwell))
+    assert target(asked.decide(load(target="tp"))) == "dop"
+    prices["tp"] = 0.005
+    assert questions(asked, load(target="dop")) == dwell + 1
+
+
+def test_a_target_that_cannot_hold_the_load_is_not_kept() -> None:
+    """Red when the dwell holds back a change that must be."""
+    asked = policy({"tp": 0.020, "dop": 0.010}, at=limits({"dop": 1500}), caution=Caution(dwell=9))
+    assert target(asked.decide(load(target="tp"))) == "dop"
+    assert target(asked.decide(load(target="dop", running=16, length=400))) != "dop"
 
 
 def test_a_move_that_outlasts_its_advantage_is_not_made() -> None:

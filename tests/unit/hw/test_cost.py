@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
 
 from splash.hw import ops
+from splash.hw.attention import MANY
 from splash.hw.cost import CostModel
 from splash.hw.load import load_profile
 from splash.hw.precision import Precision
@@ -528,6 +529,24 @@ def test_candidates_travel_where_a_chunk_gathers_and_index_keys_do_not() -> None
 
     assert exchange("dop") == pytest.approx(expected(1))
     assert exchange("dcp") == exchange("cp") == pytest.approx(expected(RANKS - 1))
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v3.2", "llama-3.1-405b"])
+def test_chunks_of_many_owners_are_attended_as_those_of_few_are(name: str) -> None:
+    """Red when what is priced as one array over owners differs, in any bit, from owners one by one."""
+    cost, layout = model(name), LAYOUTS["dp"]
+    chunks = [PromptRows(assigned(layout, home), Method.LOCAL, 1000 * home, 100 + home) for home in range(8)]
+    reads = cost._attention.prompts()
+    for chunk in chunks:
+        reads.on(chunk.at.home).add(chunk.start, chunk.count, cost.keeps, share=1.0, projected=chunk.count)
+    assert len(chunks) > MANY
+    together = reads.priced(partial(cost._attention.prompt_s, whole=True, absorbed=False))
+    one_by_one = []
+    for chunk in chunks:
+        single = cost._attention.prompts()
+        single.on(None).add(chunk.start, chunk.count, cost.keeps, share=1.0, projected=chunk.count)
+        one_by_one.append(single.priced(partial(cost._attention.prompt_s, whole=True, absorbed=False)))
+    assert together.tolist() == one_by_one
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
