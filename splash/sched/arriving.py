@@ -47,6 +47,13 @@ class Prompts:
 
     tokens: float
     steps: tuple[Step, ...]
+    count: int = 0
+    """Prompts at hand."""
+
+    @property
+    def seen(self) -> float:
+        """Share of the prompts at hand of which some rows were drawn."""
+        return min(1.0, sum(map(len, self.steps)) / self.count) if self.count else 0.0
 
     @property
     def drawn(self) -> int:
@@ -66,7 +73,8 @@ def at_hand(unfinished: Sequence[tuple[int, int]], budget: int) -> Prompts:
     num_steps = -(-ends[-1] // budget)
     drawn = min(num_steps, KNOWN)
     places = (int(num_steps * (number + 0.5) / drawn) * budget for number in range(drawn))
-    return Prompts(ends[-1], tuple(tuple(_cut(unfinished, ends, place, budget)) for place in places))
+    steps = tuple(tuple(_cut(unfinished, ends, place, budget)) for place in places)
+    return Prompts(ends[-1], steps, len(unfinished))
 
 
 def coming(arrived: Sequence[Arrived], step: int, window: float, budget: int, turn: int) -> Prompts:

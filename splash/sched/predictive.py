@@ -17,6 +17,7 @@ from typing import Protocol
 from splash.core.config import Objective
 from splash.layout.change import Change, ChangeCost
 from splash.layout.layouts import LAYOUTS, Placement
+from splash.sched.arriving import Prompts
 from splash.sched.crossing import crossing, peak_share
 from splash.sched.forecast import (
     Outlook,
@@ -58,8 +59,8 @@ class Caution:
     """Decode steps that are looked ahead, where prompts do not need more."""
     correction_weight: float = 0.1
     """Of one observation in the running ratio of observed to predicted time."""
-    coming_weight: float = 0.125
-    """Of one question in the running mean of what a prompt token that comes takes."""
+    prompt_weight: float = 0.125
+    """At least, of one question in the running means of what a prompt token takes."""
 
 
 CAUTIOUS = Caution()
@@ -116,8 +117,9 @@ class PredictivePolicy:
         self._free = free
         self._fixed_cost_s = fixed_cost_s
         self._questions = 0
+        self._known_s: dict[Target, float] = {}
         self._coming_s: dict[Target, float] = {}
-        """What a prompt token that comes adds, seconds."""
+        """What a prompt token at hand, and one that comes, adds, seconds."""
         self._seen: Target | None = None
         """The target at the last question."""
         self._promised: dict[Target, float] = {}
@@ -179,15 +181,23 @@ class PredictivePolicy:
         return complete
 
     def _prompt_s(self, situation: Situation, found: Outlook) -> float:
-        """Of all prompts. The steps drawn from those that are likely to come are few, so what they take is averaged
-        over questions."""
+        """Of all prompts. Few steps are drawn from many prompts, so what they take is averaged over questions."""
         known_s, likely_s = prompt_token_s(found, situation, self._prices, self._limits)
-        if situation.coming.steps:
-            mean_s = self._coming_s.get(found.target, likely_s)
-            likely_s = mean_s + self._caution.coming_weight * (likely_s - mean_s)
-            self._coming_s[found.target] = likely_s
+        known_s = self._averaged(self._known_s, found.target, situation.at_hand, known_s)
+        likely_s = self._averaged(self._coming_s, found.target, situation.coming, likely_s)
         seconds = known_s * situation.at_hand.tokens + likely_s * situation.coming.tokens
         return seconds * self._ratio(found.target)
+
+    def _averaged(
+        self, means: dict[Target, float], target: Target, prompts: Prompts, token_s: float
+    ) -> float:
+        """The running mean, in which a question counts for more the more of the prompts it has seen."""
+        if not prompts.steps:
+            return token_s
+        mean_s = means.get(target, token_s)
+        weight = max(self._caution.prompt_weight, prompts.seen)
+        means[target] = mean_s + weight * (token_s - mean_s)
+        return means[target]
 
     def _score(self, found: Outlook, situation: Situation) -> float:
         """Seconds to compare, by objective: until the work of the window is done, or what a request feels of it."""
@@ -218,13 +228,18 @@ class PredictivePolicy:
         if self._kept <= self._caution.dwell:
             return now, ""
         for target in ranked:
-            if gains[target] <= self._caution.margin or self._promised[target] < self._caution.conviction:
+            if gains[target] <= 0 or (load.step and self._doubted(target, gains[target])):
                 break
             toll = self._toll(load, target)
             lasts_s = outlooks[now].prompt_s + situation.ahead * outlooks[now].decode_s
             if toll.peak <= 1 and self._pays(load, toll.cost, gains[target], lasts_s):
                 return target, _reason(load, gains[target], outlooks[now], outlooks[target], toll)
         return now, ""
+
+    def _doubted(self, target: Target, gain: float) -> bool:
+        """Whether the gain is too small, or has not been seen often enough. Before the first step nothing is doubted:
+        nothing runs that could flap."""
+        return gain <= self._caution.margin or self._promised[target] < self._caution.conviction
 
     def _weigh(self, now: Target, gains: Mapping[Target, float]) -> None:
         """Adds up what other targets promise to save of the time; a loss takes away from it."""

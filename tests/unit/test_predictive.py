@@ -191,6 +191,25 @@ def test_a_change_wipes_out_what_was_promised_before_it() -> None:
     assert questions(asked, load(target="dop")) == 2
 
 
+def test_before_the_first_step_the_smallest_gain_is_taken() -> None:
+    """Red when margin and conviction hold back a start: a deployment that may change only by restarts keeps it."""
+    prices = {"tp": 0.0100, "dop": 0.0099}
+    assert target(policy(prices).decide(load(step=0))) == "dop"
+    assert target(policy(prices).decide(load(step=1))) == "tp"
+
+
+def test_what_few_draws_say_of_many_prompts_is_averaged() -> None:
+    """Red when each question believes the steps that it drew: prompts at hand whose lengths take turns flap. One prompt
+    alone is seen whole, and believed at once."""
+    token_s = {"tp": 1e-4, "dop": 2e-4}
+    asked = policy({"tp": 0.010, "dop": 0.010}, token_s=token_s)
+    for _ in range(20):
+        assert target(asked.decide(load(waiting=400))) == "tp"
+        token_s["tp"], token_s["dop"] = token_s["dop"], token_s["tp"]
+    token_s.update(tp=2e-4, dop=1e-4)
+    assert target(asked.decide(replace(load(), prompts=[(0, 1000)]))) == "dop"
+
+
 @pytest.mark.parametrize("dwell", [1, 3])
 def test_a_new_target_is_kept_for_a_while_however_large_a_gain_seems(dwell: int) -> None:
     """Red when prices that change sides move it at every question; the first target need not be kept."""
