@@ -30,6 +30,8 @@ NARROW = 9
 OWN = ", ".join(name for name, layout in LAYOUTS.items() if layout.projection is Projection.SHARDED)
 FULL = ", ".join(name for name, layout in LAYOUTS.items() if layout.projection is Projection.FULL)
 
+LATENCIES = (Limit.TTFT, Limit.TPOT)
+
 
 def show_plan(console: Console, plan: Plan) -> None:
     """Everything but what was asked about a rate."""
@@ -309,7 +311,7 @@ def show_answer(console: Console, plan: Plan, answer: Answer) -> None:
     console.print(_tried_table(answer))
     met = {service.limit for services in answer.tried.values() for service in services if service.limit}
     for limit in (limit for limit in Limit if limit in met):
-        console.print(f"{limit.name.lower()}: {limit.value}", style="dim")
+        console.print(f"{_name(limit)}: {limit.value}", style="dim")
 
 
 def _shortfall(answer: Answer) -> str:
@@ -336,10 +338,15 @@ def _outcome(service: Service) -> str:
     """`62 ms`, `TTFT 1.2 s`, `memory`."""
     if service.limit is None:
         return show_seconds(service.tpot_s)
-    if service.limit in (Limit.TTFT, Limit.TPOT):
+    if service.limit in LATENCIES:
         figure = service.ttft_s if service.limit is Limit.TTFT else service.tpot_s
-        return f"{service.limit.name} {show_seconds(figure)}"
-    return service.limit.name.lower()
+        return f"{_name(service.limit)} {show_seconds(figure)}"
+    return _name(service.limit)
+
+
+def _name(limit: Limit) -> str:
+    """As cells and their legend have it."""
+    return limit.name if limit in LATENCIES else limit.name.lower()
 
 
 def _figures(service: Service) -> str:
