@@ -4,35 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from splash.core.config import SchedulerConfig
-from splash.kv.blocks import KVStore
 from splash.layout.layouts import Assignment, assigned
 from splash.sched.draft import PlanDraft
 from splash.sched.goals import room, stripe_offset, tokens_held
 from splash.sched.growth import summed
-from splash.sched.progress import Progress
 from splash.sched.record import Record
 from splash.sched.roster import Roster
+from splash.sched.shared import Shared
 from splash.sched.transition import Transitions
 
 
 class Admission:
     """Admits while a request's whole prompt and its recurrent state fit beside those being computed."""
 
-    def __init__(
-        self,
-        *,
-        store: KVStore,
-        roster: Roster,
-        transitions: Transitions,
-        config: SchedulerConfig,
-        progress: Progress,
-    ) -> None:
-        self._store = store
+    def __init__(self, shared: Shared, *, roster: Roster, transitions: Transitions) -> None:
+        self._store = shared.store
         self._roster = roster
         self._transitions = transitions
-        self._config = config
-        self._progress = progress
+        self._config = shared.config
+        self._progress = shared.progress
         self.open = True
         """False: who waits goes on waiting, so that the deployment empties."""
         self._blocked = False

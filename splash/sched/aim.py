@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections import deque
 
 from splash.core.events import PolicyAsked
-from splash.kv.blocks import KVStore
 from splash.layout.layouts import layout_named
 from splash.sched.arriving import Arrived
-from splash.sched.journal import Journal
 from splash.sched.observe import load_of
 from splash.sched.pace import Pace
 from splash.sched.policy import Decision, Policy
-from splash.sched.progress import Progress
 from splash.sched.roster import Roster
+from splash.sched.shared import Shared
 from splash.sched.target import Target, target_named
 from splash.sched.transition import Transitions
 
@@ -32,29 +30,26 @@ class Aim:
     def __init__(
         self,
         policy: Policy | None,
+        shared: Shared,
         *,
-        store: KVStore,
         roster: Roster,
         transitions: Transitions,
         pace: Pace,
-        progress: Progress,
-        journal: Journal,
-        long_rows: int,
     ) -> None:
-        """`long_rows`: prompt tokens that take so long that the policy is asked again after them."""
         self._policy = policy
-        self._store = store
+        self._store = shared.store
         self._roster = roster
         self._transitions = transitions
         self._pace = pace
-        self._progress = progress
-        self._journal = journal
+        self._progress = shared.progress
+        self._journal = shared.journal
         self._wanted: Decision | None = None
         self._refused: dict[Target, int] = {}
         """Targets that did not fit, with the free pages of that moment: not asked for again until there are more."""
         self._asked = 0
         """Step of the last question to the policy."""
-        self._long_rows = long_rows
+        self._long_rows = shared.config.token_budget // 2
+        """Prompt tokens that take so long that the policy is asked again after them."""
         self._rows = 0
         """Prompt tokens computed since then."""
         self._arrived: deque[Arrived] = deque(maxlen=MAX_ARRIVALS)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
 
-from splash.kv.blocks import Block, KVStore
+from splash.kv.blocks import Block
 from splash.kv.pool import PageState
 from splash.sched.decodes import Decodes
 from splash.sched.draft import PlanDraft
-from splash.sched.progress import Progress
 from splash.sched.record import Record
 from splash.sched.roster import Roster
+from splash.sched.shared import Shared
 from splash.sched.step import PageGrant
 from splash.sched.transition import Transitions
 
@@ -19,20 +19,12 @@ from splash.sched.transition import Transitions
 class Growth:
     """Blocks for tokens; where memory is short, moves are given up first, then the newest requests."""
 
-    def __init__(
-        self,
-        *,
-        store: KVStore,
-        roster: Roster,
-        decodes: Decodes,
-        transitions: Transitions,
-        progress: Progress,
-    ) -> None:
-        self._store = store
+    def __init__(self, shared: Shared, *, roster: Roster, decodes: Decodes, transitions: Transitions) -> None:
+        self._store = shared.store
         self._roster = roster
         self._decodes = decodes
         self._transitions = transitions
-        self._progress = progress
+        self._progress = shared.progress
 
     def grow_decodes(self, draft: PlanDraft) -> None:
         """A block for every decode whose last one is full; preempts the newest when memory is short."""

@@ -5,38 +5,35 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from splash.core.config import SchedulerConfig
 from splash.core.events import PoolSampled
 from splash.kv.blocks import KVStore
 from splash.kv.pool import PageState
 from splash.layout.layouts import Assignment, Placement
 from splash.sched.arriving import Arrived
-from splash.sched.journal import Journal
 from splash.sched.policy import Load
+from splash.sched.queue import WaitingQueue
 from splash.sched.record import Record
-from splash.sched.roster import Roster
+from splash.sched.shared import Shared
 from splash.sched.target import Target
 
 
 class PoolSamples:
     """Samples of the pools, one a period at most."""
 
-    def __init__(self, *, store: KVStore, roster: Roster, config: SchedulerConfig, journal: Journal) -> None:
-        self._store = store
-        self._roster = roster
-        self._config = config
-        self._journal = journal
+    def __init__(self, shared: Shared, waiting: WaitingQueue) -> None:
+        self._shared = shared
+        self._waiting = waiting
         self._next_s = 0.0
 
     def due(self, time_s: float) -> bool:
         return time_s >= self._next_s
 
     def take_when_due(self) -> None:
-        now, running = self._journal.now(), self._roster.running.values()
+        shared, now = self._shared, self._shared.journal.now()
         if not self.due(now):
             return
-        self._next_s = now + self._config.sample_period_s
-        self._journal.emit(pool_sample(now, self._store, running, len(self._roster.waiting)))
+        self._next_s = now + shared.config.sample_period_s
+        shared.journal.emit(pool_sample(now, shared.store, shared.running.values(), len(self._waiting)))
 
 
 def load_of(

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
-from splash.core.config import SchedulerConfig
 from splash.core.events import ResidencyChanged, TargetRefused
-from splash.kv.blocks import KVStore
 from splash.layout.layouts import Assignment, Layout, Projection, assigned, with_projection
 from splash.layout.residency import full_ranks
 from splash.sched.copies import CopyLedger
 from splash.sched.draft import PlanDraft
-from splash.sched.journal import Journal
 from splash.sched.record import Record
 from splash.sched.residency import Phase, RankResidency
+from splash.sched.shared import Shared
 from splash.sched.step import Resident
 from splash.sched.switch import Course
 
@@ -22,23 +20,13 @@ class Replicas:
     """A residency per rank, grown and shrunk as the requests' places and goals want it. Growing may be refused, and
     then everybody keeps sharded projections: that serves too."""
 
-    def __init__(
-        self,
-        *,
-        store: KVStore,
-        running: Mapping[int, Record],
-        ledger: CopyLedger,
-        course: Course,
-        config: SchedulerConfig,
-        token_bytes: int,
-        journal: Journal,
-    ) -> None:
-        self._store = store
-        self._running = running
+    def __init__(self, shared: Shared, *, ledger: CopyLedger, course: Course) -> None:
+        self._store = store = shared.store
+        self._running = shared.running
         self._course = course
-        self._config = config
-        self._token_bytes = token_bytes
-        self._journal = journal
+        self._config = shared.config
+        self._token_bytes = shared.token_bytes
+        self._journal = shared.journal
         self._residencies = [RankResidency(r, store, ledger) for r in range(store.topo.ranks)]
         self.recheck = True
         """Projections may have to be toggled at the next boundary."""

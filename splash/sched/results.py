@@ -8,11 +8,11 @@ from splash.core.events import FirstToken, RequestFinished, RequestResumed, Step
 from splash.core.request import FinishReason
 from splash.sched.aim import Aim
 from splash.sched.decodes import Decodes
-from splash.sched.journal import Journal
 from splash.sched.pace import Pace
 from splash.sched.record import Record
 from splash.sched.roster import Roster
 from splash.sched.rows import Rows
+from splash.sched.shared import Shared
 from splash.sched.step import StepPlan, StepResult
 from splash.sched.transition import Transitions
 
@@ -30,6 +30,7 @@ class Results:
 
     def __init__(
         self,
+        shared: Shared,
         *,
         roster: Roster,
         rows: Rows,
@@ -37,7 +38,6 @@ class Results:
         transitions: Transitions,
         aim: Aim,
         pace: Pace,
-        journal: Journal,
     ) -> None:
         self._roster = roster
         self._rows = rows
@@ -45,7 +45,7 @@ class Results:
         self._transitions = transitions
         self._aim = aim
         self._pace = pace
-        self._journal = journal
+        self._journal = shared.journal
 
     def take(self, plan: StepPlan, result: StepResult, num_flips: int) -> list[Output]:
         """The tokens go to whom the plan samples for; `num_flips` requests had flipped before the step."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from splash.core.events import RequestAdmitted, RequestArrived, RequestPreempted
-from splash.kv.blocks import KVStore
 from splash.layout.layouts import Assignment
 from splash.sched.decodes import Decodes
 from splash.sched.draft import PlanDraft
-from splash.sched.journal import Journal
-from splash.sched.progress import Progress
 from splash.sched.queue import WaitingQueue
 from splash.sched.record import Record
+from splash.sched.shared import Shared
 from splash.sched.step import Admit
 from splash.sched.transition import Transitions
 
@@ -18,27 +16,17 @@ from splash.sched.transition import Transitions
 class Roster:
     """State: every request that has not ended. `running` is shared with the transitions and the decodes."""
 
-    def __init__(
-        self,
-        running: dict[int, Record],
-        *,
-        store: KVStore,
-        transitions: Transitions,
-        decodes: Decodes,
-        progress: Progress,
-        journal: Journal,
-    ) -> None:
+    def __init__(self, shared: Shared, *, transitions: Transitions, decodes: Decodes) -> None:
         self.known: dict[int, Record] = {}
         self.waiting = WaitingQueue()
-        self.running = running
-        """By id, in order of admission."""
+        self.running = shared.running
         self.gone: list[int] = []
         """Left since the last plan: the executors must hear."""
-        self._store = store
+        self._store = shared.store
         self._transitions = transitions
         self._decodes = decodes
-        self._progress = progress
-        self._journal = journal
+        self._progress = shared.progress
+        self._journal = shared.journal
 
     def arrive(self, record: Record) -> None:
         self.known[record.id] = record

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from splash.core.config import SchedulerConfig
 from splash.layout.layouts import Assignment
 from splash.layout.rows import section_key_of
 from splash.sched.batch import RowBytes, chunk_method, share_budget
@@ -14,6 +13,7 @@ from splash.sched.growth import Growth
 from splash.sched.observe import rows_by
 from splash.sched.record import Record
 from splash.sched.roster import Roster
+from splash.sched.shared import Shared
 from splash.sched.step import Chunk
 
 
@@ -21,21 +21,14 @@ class Rows:
     """Of the plan in the making, then in flight: one row a decode, the rest of the token budget for prompts."""
 
     def __init__(
-        self,
-        *,
-        roster: Roster,
-        decodes: Decodes,
-        growth: Growth,
-        config: SchedulerConfig,
-        row_bytes: RowBytes,
-        ranks: int,
+        self, shared: Shared, *, roster: Roster, decodes: Decodes, growth: Growth, row_bytes: RowBytes
     ) -> None:
         self._roster = roster
         self._decodes = decodes
         self._growth = growth
-        self._config = config
+        self._config = shared.config
         self._row_bytes = row_bytes
-        self._ranks = ranks
+        self._ranks = shared.store.topo.ranks
         self._sampling: list[Record] = []
         """Records that the step samples for, in the plan's order."""
         self._chunk_places: Counter[Assignment] = Counter()

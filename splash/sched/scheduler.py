@@ -14,26 +14,19 @@ from splash.kv.blocks import KVStore
 from splash.kv.slots import MemoryPlan
 from splash.layout.holders import Topology
 from splash.layout.layouts import assigned, layout_named
-from splash.sched.admission import Admission
-from splash.sched.aim import Aim
 from splash.sched.batch import RowBytes
-from splash.sched.decodes import Decodes
 from splash.sched.draft import PlanDraft
 from splash.sched.goals import longest_held
-from splash.sched.growth import Growth
 from splash.sched.journal import Journal
-from splash.sched.observe import PoolSamples
-from splash.sched.pace import Pace
+from splash.sched.parts import make_parts
 from splash.sched.policy import Policy
 from splash.sched.progress import Progress
 from splash.sched.record import Record
-from splash.sched.results import Output, Results
-from splash.sched.roster import Roster
-from splash.sched.rows import Rows
+from splash.sched.results import Output
+from splash.sched.shared import Shared
 from splash.sched.steady import REBALANCE_PERIOD, Steady
 from splash.sched.step import Clock, StepPlan, StepResult
 from splash.sched.target import target_named
-from splash.sched.transition import Transitions
 
 
 class Scheduler:
@@ -59,8 +52,6 @@ class Scheduler:
         self._config = config
         self._eos = frozenset(eos)
         self._seed = seed
-        token_bytes = memory.pages.token_bytes
-        running: dict[int, Record] = {}
         self.store = store = KVStore(
             memory.geometry,
             topo,
@@ -70,72 +61,15 @@ class Scheduler:
         )
         self._progress = progress = Progress()
         self._journal = journal = Journal(clock, emit)
-        self.pace = Pace(config, page_bytes=token_bytes * memory.pages.block_size)
-        self.transitions = transitions = Transitions(
-            store=store,
-            running=running,
-            config=config,
-            token_bytes=token_bytes,
-            target=target_named(target),
-            journal=journal,
-        )
-        decodes = Decodes(running)
-        self._decodes = decodes
-        self._roster = roster = Roster(
-            running,
-            store=store,
-            transitions=transitions,
-            decodes=decodes,
-            progress=progress,
-            journal=journal,
-        )
-        self.waiting = roster.waiting
-        self.running = running
+        self.running: dict[int, Record] = {}
         """By id, in order of admission."""
-        self._growth = growth = Growth(
-            store=store, roster=roster, decodes=decodes, transitions=transitions, progress=progress
-        )
-        self.admission = Admission(
-            store=store, roster=roster, transitions=transitions, config=config, progress=progress
-        )
-        self._rows = Rows(
-            roster=roster, decodes=decodes, growth=growth, config=config, row_bytes=rows, ranks=topo.ranks
-        )
-        self._aim = aim = Aim(
-            policy,
-            store=store,
-            roster=roster,
-            transitions=transitions,
-            pace=self.pace,
-            progress=progress,
-            journal=journal,
-            long_rows=config.token_budget // 2,
-        )
-        self._results = Results(
-            roster=roster,
-            rows=self._rows,
-            decodes=decodes,
-            transitions=transitions,
-            aim=aim,
-            pace=self.pace,
-            journal=journal,
-        )
-        self._samples = samples = PoolSamples(store=store, roster=roster, config=config, journal=journal)
-        self.steady = Steady(
-            store=store,
-            roster=roster,
-            decodes=decodes,
-            growth=growth,
-            admission=self.admission,
-            transitions=transitions,
-            aim=aim,
-            pace=self.pace,
-            samples=samples,
-            results=self._results,
-            config=config,
-            progress=progress,
-            journal=journal,
-        )
+        shared = Shared(store, self.running, config, memory.pages.token_bytes, progress, journal)
+        self._parts = parts = make_parts(shared, target=target_named(target), policy=policy, row_bytes=rows)
+        self.waiting = parts.roster.waiting
+        self.transitions = parts.transitions
+        self.admission = parts.admission
+        self.pace = parts.pace
+        self.steady = Steady(parts)
         self._plan: StepPlan | None = None
         self._flips = 0
         """Requests that flipped before the plan in flight."""
@@ -161,7 +95,7 @@ class Scheduler:
     def add(self, request: Request, forced: tuple[int, ...] = ()) -> None:
         """Queue a request that `check_request` accepts (RequestError otherwise; nothing is lost)."""
         self.check_request(len(request.prompt), request.params.max_tokens)
-        if request.id in self._roster.known:
+        if request.id in self._parts.roster.known:
             raise RequestError(f"request id {request.id} is in use")
         params = request.params
         stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
@@ -173,17 +107,17 @@ class Scheduler:
             max_model_len=self._config.max_model_len,
             forced=forced,
         )
-        self._roster.arrive(record)
-        self._aim.note_prompt(record.num_prompt)
+        self._parts.roster.arrive(record)
+        self._parts.aim.note_prompt(record.num_prompt)
 
     def abort(self, request_id: int) -> Output | None:
         """End a request wherever it is; None if it is unknown or has ended."""
-        record = self._roster.known.get(request_id)
-        return None if record is None else self._results.finish(record, (), "abort")
+        record = self._parts.roster.known.get(request_id)
+        return None if record is None else self._parts.results.finish(record, (), "abort")
 
     def has_work(self) -> bool:
         """Requests, messages to the executors, or open transitions."""
-        return self._roster.busy or self.switching
+        return self._parts.roster.busy or self.switching
 
     # ---- the switch
 
@@ -193,7 +127,7 @@ class Scheduler:
         """Aim for a layout from the next step's background on (ConfigError if there is none of that name), and stay
         there: the policy is not asked any more, unless it is kept. TargetRefused is emitted, and nothing changes, if
         it cannot fit."""
-        self._aim.want(layout_name, reason, striped_from=striped_from, keep_policy=keep_policy)
+        self._parts.aim.want(layout_name, reason, striped_from=striped_from, keep_policy=keep_policy)
 
     def set_goal(self, request_id: int, layout_name: str, home: int) -> None:
         """Move one running request on its own, e.g. to another owner or into a layout of its own.
@@ -218,7 +152,7 @@ class Scheduler:
     @property
     def switching(self) -> bool:
         """A target is asked for, or a transition is open."""
-        return self._aim.switching
+        return self._parts.aim.switching
 
     # ---- a step
 
@@ -232,18 +166,19 @@ class Scheduler:
         if not self.has_work():
             self.pace.rest()
             return None
+        parts = self._parts
         if not self.running:
-            self._aim.ask_at_once(self.next_step)
-            self._aim.take_up(self.next_step)
+            parts.aim.ask_at_once(self.next_step)
+            parts.aim.take_up(self.next_step)
         draft = PlanDraft(self.next_step)
-        self._flips = self.transitions.boundary(draft)
+        self._flips = parts.transitions.boundary(draft)
         if self._flips:
-            self._decodes.disturb()
-        self._growth.grow_decodes(draft)
-        self.admission.admit(draft)
-        self._rows.take(draft)
-        self.transitions.announce(draft)
-        draft.gone = self._roster.take_gone()
+            parts.decodes.disturb()
+        parts.growth.grow_decodes(draft)
+        parts.admission.admit(draft)
+        parts.rows.take(draft)
+        parts.transitions.announce(draft)
+        draft.gone = parts.roster.take_gone()
         if draft.empty and not self.transitions.open:
             self.pace.rest()
             return None
@@ -256,15 +191,15 @@ class Scheduler:
         plan = self._plan
         if plan is None:
             return
-        self._rows.count()
-        self._aim.ask_when_due(plan.index, sum(chunk.count for chunk in plan.chunks))
-        self._aim.take_up(plan.index)
+        self._parts.rows.count()
+        self._parts.aim.ask_when_due(plan.index, sum(chunk.count for chunk in plan.chunks))
+        self._parts.aim.take_up(plan.index)
         if self._config.rebalance and plan.index % REBALANCE_PERIOD == 0 and not self.switching:
             self.rebalance()
         margin = self._config.watermark_pages if self.running else 0
         budget = self.pace.copy_budget(idle=not plan.num_rows)
         self.transitions.background(plan.index, budget, margin)
-        self._samples.take_when_due()
+        self._parts.samples.take_when_due()
         self.drain_events()
 
     def update(self, result: StepResult) -> list[Output]:
@@ -274,7 +209,7 @@ class Scheduler:
         assert result.index == plan.index, "results come in order, one a plan"
         self._progress.collected = result.index
         self.transitions.collected(result.index, result.acks)
-        outputs = self._results.take(plan, result, self._flips)
+        outputs = self._parts.results.take(plan, result, self._flips)
         if self._config.check_invariants:
             self.check()
         return outputs
@@ -285,7 +220,7 @@ class Scheduler:
 
     def check(self) -> None:
         """AssertionError unless every page has exactly one use (debug)."""
-        records = self._roster.known.values()
+        records = self._parts.roster.known.values()
         blocks = [block for record in records for block in record.blocks]
         self.store.check(blocks, self.transitions.extra_pages(), [record.state for record in records])
 

@@ -9,58 +9,39 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from splash.core.config import SchedulerConfig
 from splash.core.events import CopyProgress, TargetRefused
-from splash.kv.blocks import KVStore
 from splash.layout.layouts import Assignment, Placement, assigned
 from splash.sched.copies import CopyLedger
 from splash.sched.draft import PlanDraft
 from splash.sched.goals import balanced_homes, choose_goals, stripe_offset
-from splash.sched.journal import Journal
 from splash.sched.moves import Moves
 from splash.sched.record import Record
 from splash.sched.replicas import Replicas
+from splash.sched.shared import Shared
 from splash.sched.switch import Course
 from splash.sched.target import Target
 
 
 class Transitions:
-    """All machinery of switching. `running` (id -> Record) is the scheduler's own table, shared by reference."""
+    """All machinery of switching."""
 
-    def __init__(
-        self,
-        *,
-        store: KVStore,
-        running: dict[int, Record],
-        config: SchedulerConfig,
-        token_bytes: int,
-        target: Target,
-        journal: Journal,
-    ) -> None:
-        self._store = store
-        self._running = running
-        self._config = config
-        self._journal = journal
-        self.ledger = CopyLedger(store)
-        self._course = Course(target, ledger=self.ledger, journal=journal)
-        self._replicas = Replicas(
-            store=store,
-            running=running,
-            ledger=self.ledger,
-            course=self._course,
-            config=config,
-            token_bytes=token_bytes,
-            journal=journal,
-        )
+    def __init__(self, shared: Shared, target: Target) -> None:
+        self._store = shared.store
+        self._running = shared.running
+        self._config = shared.config
+        self._journal = shared.journal
+        self.ledger = CopyLedger(shared.store)
+        self._course = Course(target, ledger=self.ledger, journal=shared.journal)
+        self._replicas = Replicas(shared, ledger=self.ledger, course=self._course)
         self._moves = Moves(
-            store=store,
-            running=running,
+            store=shared.store,
+            running=shared.running,
             ledger=self.ledger,
             replicas=self._replicas,
             course=self._course,
-            config=config,
-            token_bytes=token_bytes,
-            journal=journal,
+            config=shared.config,
+            token_bytes=shared.token_bytes,
+            journal=shared.journal,
         )
         self._acks: list[int] = []
         """Of the last result: a request that they make ready flips at the boundary after the next."""
