@@ -25,7 +25,9 @@ from splash.core.params import SamplingParams
 from splash.core.request import Request
 from splash.engine.deployment import Deployment, open_deployment
 from splash.engine.workload import scene
-from splash.exec.worker import Worker, WorkerArgs, load
+from splash.exec.rank import load
+from splash.exec.start import WorkerArgs
+from splash.exec.worker import Worker
 from splash.hal.inproc import InProcessBackend, ThreadCommunicator, run_ranks
 from splash.sched.step import ManualClock
 

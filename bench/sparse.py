@@ -23,7 +23,9 @@ from splash_cpu.attention import CpuAttention
 from bench.checkpoint import VOCAB_SIZE, write_checkpoint
 from bench.machine import idleness, provenance, warn_if_busy
 from splash.core.params import SamplingParams
-from splash.exec.worker import Worker, WorkerArgs, load
+from splash.exec.rank import load
+from splash.exec.start import WorkerArgs
+from splash.exec.worker import Worker
 from splash.hal.inproc import InProcessBackend, ThreadCommunicator, run_ranks
 from splash.hal.protocol import PagedKV
 from splash.kv.slots import plan_memory

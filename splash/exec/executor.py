@@ -7,7 +7,7 @@ from pathlib import Path
 
 from splash.core.config import EngineConfig
 from splash.core.env import debug
-from splash.exec.worker import LayerLoaded, Ready, WorkerArgs
+from splash.exec.start import LayerLoaded, Ready, WorkerArgs
 from splash.hal.protocol import Backend, RankJob
 from splash.kv.slots import MemoryPlan
 from splash.sched.step import StepPlan, StepResult
@@ -16,7 +16,7 @@ from splash.spec.model import ModelSpec
 START_TIMEOUT_S = 600.0
 """Loading a layer from a slow disk is the longest that ranks are waited for."""
 
-ENTRY = "splash.exec.worker:main"
+ENTRY = "splash.exec.rank:main"
 
 
 class RankExecutor:

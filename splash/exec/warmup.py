@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count
-from typing import TYPE_CHECKING
 
 from splash.core.params import SamplingParams
+from splash.exec.start import WorkerArgs
 from splash.layout.holders import Topology, holders
 from splash.layout.layouts import DCP, DOP, TP, Assignment
 from splash.layout.rows import Method
 from splash.sched.step import Admit, Chunk, PageGrant, StepPlan
-
-if TYPE_CHECKING:
-    from splash.exec.worker import WorkerArgs
 
 REQUEST = -1
 ROWS = (64, 56, 48, 40, 32, 28, 24, 20, 16, 12, 8, 4, 3, 2, 1)

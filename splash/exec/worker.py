@@ -5,11 +5,10 @@ All ranks are given the same plans, sample the same tokens and enter the same co
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Set
+from dataclasses import replace
 from itertools import chain
 from time import monotonic
-from typing import NoReturn
 
 import torch
 
@@ -20,20 +19,19 @@ from splash.exec.inputs import InputBuilder, StepInputs
 from splash.exec.mirror import Mirror, Sequence
 from splash.exec.pages import page_fields, page_packings
 from splash.exec.sample import Observer, Sampler, Want
+from splash.exec.start import WorkerArgs
 from splash.exec.states import state_views
-from splash.exec.warmup import warm_up_plans
-from splash.exec.weights import Shards, shard_views, slot_tensors, tensor_bytes
+from splash.exec.weights import Shards, shard_views
 from splash.hal.packed import PackedAttention
-from splash.hal.protocol import Attention, Backend, Communicator, Pool, RankContext
+from splash.hal.protocol import Attention, Backend, Communicator, Pool
 from splash.kv.sections import PageFormat
-from splash.kv.slots import MemoryPlan
 from splash.layout.exchange import widths
 from splash.layout.holders import Topology
 from splash.model.assemble import assemble
 from splash.model.attention.index import take
 from splash.model.attention.selection import Selection
-from splash.model.checkpoint import open_checkpoint
-from splash.model.loader import DTYPES, load_rank, load_shard
+from splash.model.decoder import Decoder
+from splash.model.loader import DTYPES
 from splash.model.rope import RopeTable
 from splash.model.weights import RankWeights
 from splash.sched.step import PageCopy, ShardCopy, StepPlan, StepResult
@@ -41,40 +39,6 @@ from splash.spec.model import ITEMSIZE, ModelSpec
 
 Watch = Callable[[int, StepInputs, Selection], None]
 """Is given a layer's number, what the step computes, and the tokens that the layer chose."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerArgs:
-    """What every rank is started with; picklable."""
-
-    folder: str
-    spec: ModelSpec
-    memory: MemoryPlan
-    dtype: str
-    max_positions: int
-    gather_tokens: int = 2048
-    """Workspace bound of a gathered history, tokens."""
-    gaps: bool = False
-    check: bool = False
-    """Assert every collective against the plan, and that replicated rows are (debug)."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerLoaded:
-    """A rank's message after each layer that it has loaded: as many of them, on every rank, as there are layers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A rank's message once it has loaded and is warm."""
-
-    rank: int
-    shard_bytes: int
-    weight_bytes: int
-    """Weights that stay in their place."""
-    pool_bytes: int
-    load_s: float
-    warm_up_s: float
 
 
 class Worker:
@@ -92,64 +56,28 @@ class Worker:
         watch: Watch | None = None,
     ) -> None:
         """`observe` is given logits; `watch`, in debug mode, each layer that chose tokens, and what it chose."""
-        spec, memory = args.spec, args.memory
-        topo = Topology(comm.size, spec.kv_groups(comm.size))
-        dtype = DTYPES[args.dtype]
+        memory = args.memory
+        shape = _shape(args, comm, backend)
         attention = _attention(backend, memory.pages)
-        self._spec = spec
+        self._spec = args.spec
+        self._memory = memory
         self._watch = watch
+        self._pages = pool.bytes[: memory.geometry.pool_bytes].view(-1, memory.pages.page_bytes)
         self._copier = backend.copier(comm, pool)
         self._checked = CheckedCommunicator(comm) if args.check else None
         comm = self._checked or comm
-        self._memory = memory
-        self._pages = pool.bytes[: memory.geometry.pool_bytes].view(-1, memory.pages.page_bytes)
         self.mirror = Mirror(
             rank=comm.rank,
-            topo=topo,
-            block_size=memory.pages.block_size,
+            topo=shape.topo,
+            block_size=shape.block_size,
             zero=self._zero,
             copy=self._copy_page,
             state=memory.state,
         )
-        travel = widths(
-            spec,
-            comm.size,
-            ITEMSIZE[args.dtype],
-            _history_width(spec, comm.size, memory.pages),
-            divided=backend.caps.divides_replicated,
-        )
-        self._decoder = assemble(
-            spec=spec,
-            weights=weights,
-            shards=[
-                Shards(views, self.mirror.resident)
-                for views in shard_views(pool.bytes, memory, spec, comm.size, dtype)
-            ],
-            fields=page_fields(pool.bytes, memory.pages),
-            packings=page_packings(memory.pages),
-            comm=comm,
-            attention=attention,
-            topo=topo,
-            states=None if memory.state is None else state_views(pool.bytes, memory.state),
-            down=travel.down,
-        )
-        self._inputs = InputBuilder(
-            mirror=self.mirror,
-            shape=RankShape(
-                rank=comm.rank,
-                topo=topo,
-                block_size=memory.pages.block_size,
-                widths=travel,
-                is_mla=spec.is_mla,
-                pool=1 if spec.indexer is None else spec.indexer.pool,
-                top_k=None if spec.indexer is None else spec.indexer.top_keys,
-            ),
-            rope=RopeTable(spec.rope, args.max_positions, dtype=dtype, device=backend.device),
-            index_rope=_index_rope(spec, args.max_positions, dtype=dtype, device=backend.device),
-            attention=attention,
-            gather_tokens=args.gather_tokens,
-        )
-        self._sampler = Sampler(comm=comm, vocab_size=spec.vocab_size, gaps=args.gaps, observe=observe)
+        resident = self.mirror.resident
+        self._decoder = _decoder(args, shape, comm, weights, pool, resident=resident, attention=attention)
+        self._inputs = _inputs(args, shape, self.mirror, attention=attention, device=backend.device)
+        self._sampler = Sampler(comm=comm, vocab_size=args.spec.vocab_size, gaps=args.gaps, observe=observe)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Apply the plan's changes, compute its rows, sample. Acknowledges the copies that have completed."""
@@ -219,6 +147,69 @@ class Worker:
             self._pages[page].zero_()
 
 
+def _shape(args: WorkerArgs, comm: Communicator, backend: Backend) -> RankShape:
+    """What the model and the ranks decide of every step."""
+    spec, memory = args.spec, args.memory
+    return RankShape(
+        rank=comm.rank,
+        topo=Topology(comm.size, spec.kv_groups(comm.size)),
+        block_size=memory.pages.block_size,
+        widths=widths(
+            spec,
+            comm.size,
+            ITEMSIZE[args.dtype],
+            _history_width(spec, comm.size, memory.pages),
+            divided=backend.caps.divides_replicated,
+        ),
+        is_mla=spec.is_mla,
+        pool=1 if spec.indexer is None else spec.indexer.pool,
+        top_k=None if spec.indexer is None else spec.indexer.top_keys,
+    )
+
+
+def _decoder(
+    args: WorkerArgs,
+    shape: RankShape,
+    comm: Communicator,
+    weights: RankWeights,
+    pool: Pool,
+    *,
+    resident: Set[int],
+    attention: Attention,
+) -> Decoder:
+    """The model's layers over the pool: shards in its slots, of which `resident` may be read, KV and states in its
+    pages."""
+    spec, memory, dtype = args.spec, args.memory, DTYPES[args.dtype]
+    by_layer = shard_views(pool.bytes, memory, spec, comm.size, dtype)
+    return assemble(
+        spec=spec,
+        weights=weights,
+        shards=[Shards(views, resident) for views in by_layer],
+        fields=page_fields(pool.bytes, memory.pages),
+        packings=page_packings(memory.pages),
+        comm=comm,
+        attention=attention,
+        topo=shape.topo,
+        states=None if memory.state is None else state_views(pool.bytes, memory.state),
+        down=shape.widths.down,
+    )
+
+
+def _inputs(
+    args: WorkerArgs, shape: RankShape, mirror: Mirror, *, attention: Attention, device: str
+) -> InputBuilder:
+    """From plans to the decoder's inputs, with rotations for as many positions as requests may have."""
+    spec, dtype = args.spec, DTYPES[args.dtype]
+    return InputBuilder(
+        mirror=mirror,
+        shape=shape,
+        rope=RopeTable(spec.rope, args.max_positions, dtype=dtype, device=device),
+        index_rope=_index_rope(spec, args.max_positions, dtype=dtype, device=device),
+        attention=attention,
+        gather_tokens=args.gather_tokens,
+    )
+
+
 def _index_rope(spec: ModelSpec, max_positions: int, *, dtype: torch.dtype, device: str) -> RopeTable | None:
     """The model's rotations in the indexer's pairing (MODELS §2.3)."""
     if spec.indexer is None:
@@ -244,66 +235,3 @@ def _history_width(spec: ModelSpec, ranks: int, pages: PageFormat) -> int:
 
 def _want(s: Sequence) -> Want:
     return Want(s.request, s.params, s.seed, s.num_tokens, s.forced_token)
-
-
-def load(
-    comm: Communicator,
-    backend: Backend,
-    args: WorkerArgs,
-    loaded: Callable[[], None] = lambda: None,
-) -> tuple[RankWeights, Pool]:
-    """This rank's weights, and its pool with its own head shard in its slot. `loaded` is called after each layer."""
-    pool = backend.pool(comm, args.memory.geometry.pool_bytes)
-    dtype = DTYPES[args.dtype]
-    with open_checkpoint(args.folder) as checkpoint:
-        weights = load_rank(
-            checkpoint,
-            rank=comm.rank,
-            ranks=comm.size,
-            dtype=dtype,
-            device=backend.device,
-            loaded=loaded,
-        )
-        slot = slot_tensors(pool.bytes, args.memory, comm.rank, dtype)
-        load_shard(checkpoint, ranks=comm.size, shard=comm.rank, out=slot)
-    return weights, pool
-
-
-@torch.inference_mode()
-def main(context: RankContext, args: WorkerArgs) -> None:
-    """The entry of a rank: load, warm up, then serve plans until the job is closed."""
-    started = monotonic()
-    worker, pool, weight_bytes = _loaded_worker(context, args)
-    loaded = monotonic()
-    for plan in warm_up_plans(args, context.size):
-        worker.execute(plan)
-    context.send(
-        Ready(
-            rank=context.rank,
-            shard_bytes=args.memory.shards.num_bytes,
-            weight_bytes=weight_bytes,
-            pool_bytes=args.memory.geometry.pool_bytes,
-            load_s=loaded - started,
-            warm_up_s=monotonic() - loaded,
-        )
-    )
-    try:
-        serve(context, worker)
-    finally:
-        worker.close()
-        pool.close()
-
-
-def serve(context: RankContext, worker: Worker) -> NoReturn:
-    """Plans in, results out, as `values`, until JobClosed. Copies begin when the result is on its way."""
-    while True:
-        plan = StepPlan.of(context.receive())
-        context.send(worker.execute(plan).values)
-        worker.copy(plan.copies)
-
-
-def _loaded_worker(context: RankContext, args: WorkerArgs) -> tuple[Worker, Pool, int]:
-    """The weights as they were loaded live only here: the worker keeps those in their final order."""
-    weights, pool = load(context.comm, context.backend, args, lambda: context.send(LayerLoaded()))
-    worker = Worker(comm=context.comm, backend=context.backend, args=args, weights=weights, pool=pool)
-    return worker, pool, tensor_bytes(weights)

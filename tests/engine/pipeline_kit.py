@@ -17,7 +17,9 @@ from splash_cpu.attention import CpuAttention
 
 from splash.core.params import SamplingParams
 from splash.exec.inputs import StepInputs
-from splash.exec.worker import Worker, WorkerArgs, load
+from splash.exec.rank import load
+from splash.exec.start import WorkerArgs
+from splash.exec.worker import Worker
 from splash.hal.inproc import DEFAULT_CAPS, InProcessBackend, ThreadCommunicator, run_ranks
 from splash.kv.slots import plan_memory
 from splash.layout.diff import difference

@@ -17,7 +17,9 @@ from splash.core.params import SamplingParams
 from splash.core.request import Request
 from splash.engine.deployment import Deployment, open_deployment
 from splash.exec.executor import RankExecutor
-from splash.exec.worker import Worker, WorkerArgs, load, serve
+from splash.exec.rank import load, serve
+from splash.exec.start import WorkerArgs
+from splash.exec.worker import Worker
 from splash.hal.inproc import DEFAULT_CAPS, InProcessBackend
 from splash.hal.protocol import RankContext
 from splash.sched.results import Output
@@ -32,7 +34,7 @@ _SEEN: dict[int, Logits] = {}
 
 
 def observed_rank(context: RankContext, args: tuple[int, WorkerArgs]) -> None:
-    """A rank as `splash.exec.worker.main`, with pools full of NaN and rank 0's logits kept."""
+    """A rank as `splash.exec.rank.main`, with pools full of NaN and rank 0's logits kept."""
     run, worker_args = args
     torch.set_num_threads(1)
     weights, pool = load(context.comm, context.backend, worker_args)
