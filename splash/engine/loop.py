@@ -296,5 +296,6 @@ class Loop:
         for request_id in sorted(self._live):
             self._abort(request_id)
         self._take(never)
+        self._scheduler.rest()
         self._scheduler.drain_events()
         self._hand_on()

@@ -162,6 +162,13 @@ class KVStore:
         self._retiring = kept
         return freed
 
+    def unread(self, step: int) -> list[int]:
+        """Pages of each rank that `collect(step)` would free."""
+        counts = [0] * self.topo.ranks
+        for last_step, rank, page in self._retiring:
+            counts[rank] += last_step <= step and not self.pools[rank].pinned(page)
+        return counts
+
     def used(self, rank: int) -> int:
         """Pages of the rank that are in use, whatever for, weights aside."""
         counts = self.pools[rank].counts()

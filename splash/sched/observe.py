@@ -18,22 +18,34 @@ from splash.sched.target import Target
 
 
 class PoolSamples:
-    """Samples of the pools, one a period at most."""
+    """Samples of the pools: one a period at most, and one when nothing is left to do."""
 
     def __init__(self, shared: Shared, waiting: WaitingQueue) -> None:
         self._shared = shared
         self._waiting = waiting
         self._next_s = 0.0
+        self._rested = -1
+        """The step after which nothing was left to do when that was last told."""
 
     def due(self, time_s: float) -> bool:
         return time_s >= self._next_s
 
     def take_when_due(self) -> None:
-        shared, now = self._shared, self._shared.journal.now()
-        if not self.due(now):
-            return
-        self._next_s = now + shared.config.sample_period_s
-        shared.journal.emit(pool_sample(now, shared.store, shared.running.values(), len(self._waiting)))
+        now = self._shared.journal.now()
+        if self.due(now):
+            self._next_s = now + self._shared.config.sample_period_s
+            self._take(now)
+
+    def take_at_rest(self) -> None:
+        """No step follows: what is still held, once."""
+        if self._rested != self._shared.progress.collected:
+            self._rested = self._shared.progress.collected
+            self._take(self._shared.journal.now())
+
+    def _take(self, now: float) -> None:
+        shared, waiting = self._shared, len(self._waiting)
+        collected = shared.progress.collected
+        shared.journal.emit(pool_sample(now, shared.store, shared.running.values(), waiting, collected))
 
 
 def load_of(
@@ -63,9 +75,12 @@ def load_of(
     )
 
 
-def pool_sample(now: float, store: KVStore, running: Collection[Record], waiting: int) -> PoolSampled:
-    """Pages by use; live pages under the present layout of their request, the rest of LIVE as retiring."""
-    held = _live_pages(store, running)
+def pool_sample(
+    now: float, store: KVStore, running: Collection[Record], waiting: int, collected: int
+) -> PoolSampled:
+    """Pages by use; live pages under the present layout of their request, the rest of LIVE as retiring. What no step
+    after `collected` reads is free, whether or not it has been put back."""
+    held, unread = _live_pages(store, running), store.unread(collected)
     pages = []
     for pool in store.pools:
         live = held[pool.rank]
@@ -73,10 +88,10 @@ def pool_sample(now: float, store: KVStore, running: Collection[Record], waiting
         between = max(0, counts[PageState.LIVE] - sum(live.values()))
         pages.append(
             {
-                "free": counts[PageState.FREE],
+                "free": counts[PageState.FREE] + unread[pool.rank],
                 "weight": counts[PageState.WEIGHT],
                 "reserved": counts[PageState.RESERVED],
-                "retiring": counts[PageState.RETIRING] + between,
+                "retiring": counts[PageState.RETIRING] - unread[pool.rank] + between,
                 "cached": counts[PageState.CACHED],
                 "recurrent": counts[PageState.RECURRENT],
                 **{name: count for name, count in live.items() if count},

@@ -164,7 +164,7 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """The next step's plan, a tick without rows while a transition is open, or None if there is nothing to do."""
         if not self.has_work():
-            self.pace.rest()
+            self.rest()
             return None
         parts = self._parts
         if not self.running:
@@ -180,7 +180,7 @@ class Scheduler:
         parts.transitions.announce(draft)
         draft.gone = parts.roster.take_gone()
         if draft.empty and not self.transitions.open:
-            self.pace.rest()
+            self.rest()
             return None
         self._progress.planned += 1
         self._plan = draft.freeze()
@@ -213,6 +213,11 @@ class Scheduler:
         if self._config.check_invariants:
             self.check()
         return outputs
+
+    def rest(self) -> None:
+        """No step follows the last one at once: it is told what is held then."""
+        self.pace.rest()
+        self._parts.samples.take_at_rest()
 
     def drain_events(self) -> None:
         """Hand all queued events to the sink."""

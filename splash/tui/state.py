@@ -303,6 +303,10 @@ class ViewState:
             self._rank(rank).pages = pages
         self._running = dict(event.running)
         self._waiting = event.waiting
+        if not event.running:
+            self._last_step = None
+            for state in self._ranks:
+                state.rows = 0
         self._staging = event.staging
         self._transitions.settle(event.t)
         self.log.tick(event.t)

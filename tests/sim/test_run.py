@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 
 from splash.core.errors import CapacityError, ConfigError
-from splash.core.events import Event, RequestAdmitted, RequestFinished, StepDone, TargetChanged
+from splash.core.events import (
+    Event,
+    PoolSampled,
+    RequestAdmitted,
+    RequestFinished,
+    StepDone,
+    TargetChanged,
+)
 from splash.layout.layouts import LAYOUTS
 from splash.sched.policy import Decision, Load
 from splash.sched.predictive import PredictivePolicy
@@ -35,7 +42,7 @@ from splash.sim.modes import (
 from splash.sim.presets import choose
 from splash.sim.run import Arrivals, Simulation
 from splash.sim.traces import load
-from splash.sim.workload import Arrival, Workload
+from splash.sim.workload import NANOSECONDS, Arrival, Workload
 
 LOADS = ("rl-drain:prompts=10,samples=8,cap=1500", "steady:rate=30,count=60", "agentic:sessions=4,turns=5")
 
@@ -114,6 +121,26 @@ def test_jumps_begin_and_end_with_changes() -> None:
     assert len(last) > 4
     assert len(last - plans.keys()) > len(last) / 2
     assert len({step + 1 for step in last} - plans.keys()) > len(last) / 2
+
+
+@pytest.mark.parametrize("jumps", [False, True])
+def test_the_end_is_told_as_it_is(jumps: bool) -> None:
+    """Red when the last sample is older than the last finish: pages of requests that are gone look like a leak."""
+    workload = load("steady:rate=30,count=20", seed=1)
+    _, events, _ = followed(deployed("deepseek-v3.2"), workload, jumps=jumps, target="dop")
+    last = [event for event in events if isinstance(event, PoolSampled)][-1]
+    assert last.t >= max(event.t for event in events if isinstance(event, RequestFinished))
+    assert (last.running, last.waiting) == ({}, 0)
+    for pages in last.pages:
+        assert {use for use, number in pages.items() if number} == {"free", "weight"}
+
+
+def test_an_idle_time_is_told_once() -> None:
+    """Red when a deployment that waits for its next request says so again and again, or not at all."""
+    workload = Workload("two", (Arrival(0, 64, 4), Arrival(60 * NANOSECONDS, 64, 4)))
+    _, events, _ = followed(deployed("deepseek-v3.2"), workload, jumps=False)
+    idle = [event for event in events if isinstance(event, PoolSampled) and not event.running]
+    assert len(idle) == 2
 
 
 def test_a_jump_ends_where_a_switch_is() -> None:

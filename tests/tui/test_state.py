@@ -343,3 +343,15 @@ def test_a_staging_to_dp_flips_to_dop_and_toggles_when_replicas_have_come() -> N
     ]
     assert view.flips_left == 0
     assert view.running == {"dp": 1}
+
+
+def test_nobody_runs_no_rows() -> None:
+    """Red when the rows of the last step stand beside `running 0` for ever."""
+    events = list(Run().events())
+    at = max(index for index, event in enumerate(events) if isinstance(event, e.PoolSampled))
+    state = folded(events[:at])
+    assert any(rank.rows for rank in state.snapshot().ranks)
+    state.fold(replace(events[at], running={}))
+    view = state.snapshot()
+    assert [rank.rows for rank in view.ranks] == [0, 0]
+    assert (view.decode_rows, view.rows_by_layout) == (0, {})
