@@ -13,6 +13,7 @@ from rich.text import Text
 from splash.cli.reasons import Row, switch_table
 from splash.sim.result import Percentiles, RunResult, SwitchRecord
 from splash.tui.palette import LAYOUT_LETTERS, ink, order_of
+from splash.tui.texts import show_target
 from splash.tui.units import plural, show_bytes, show_clock, show_count, show_rate, show_seconds
 
 MAX_SWITCHES = 12
@@ -149,11 +150,17 @@ def _switches_of(console: Console, run: RunResult) -> RenderableType:
 def _cells(switch: SwitchRecord) -> list[str | Text]:
     return [
         show_clock(switch.time_s),
-        Text.assemble(_name(switch.old), " → ", _name(switch.new)),
+        Text.assemble(
+            _target(switch.old, switch.old_striped_from), " → ", _target(switch.new, switch.new_striped_from)
+        ),
         show_seconds(switch.seconds),
         show_bytes(switch.bytes),
         show_count(switch.steps),
     ]
+
+
+def _target(layout: str, striped_from: int | None) -> Text:
+    return Text(show_target(layout, striped_from), style=ink(layout))
 
 
 def _reason(switch: SwitchRecord) -> Text:

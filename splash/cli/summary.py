@@ -12,7 +12,8 @@ from rich.text import Text
 
 from splash.cli.reasons import Row, switch_table
 from splash.engine.report import RunReport
-from splash.tui.units import show_bytes, show_seconds
+from splash.tui.texts import show_target
+from splash.tui.units import plural, show_bytes, show_seconds
 
 MIN_FLIPS = 20
 """Boundaries with flips below which their cost is noise."""
@@ -44,26 +45,26 @@ def show_unreached(console: Console, report: RunReport, switches: Sequence[tuple
     last = report.steps[-1].step if report.steps else 0
     for step, layout in switches:
         if step > last:
-            console.print(f"--switch {step}:{layout} came to nothing: the last step was {last}")
+            console.print(f"--switch {step}:{layout} came to nothing: the last step was {last:,}")
 
 
 def _summary_table(summary: dict[str, Any], prediction: dict[str, Any]) -> Table:
     table = Table(title="Run", title_justify="left", show_header=False, box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column(style="bold")
     table.add_column()
-    reasons = ", ".join(f"{count} {reason}" for reason, count in summary["finish_reasons"].items())
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in summary["finish_reasons"].items())
     rate = summary["output_tokens_per_s"]
     rows: list[tuple[str, str]] = [
-        ("throughput", f"{rate:.1f} output tokens/s" if rate else "N/A"),
-        ("tokens", f"{summary['output_tokens']} output, {summary['prompt_tokens']} prompt"),
-        ("requests", f"{summary['requests']} ({reasons or 'none finished'})"),
+        ("throughput", f"{rate:,.1f} output tokens/s" if rate else "N/A"),
+        ("tokens", f"{summary['output_tokens']:,} output, {summary['prompt_tokens']:,} prompt"),
+        ("requests", f"{summary['requests']:,} ({reasons or 'none finished'})"),
         ("TTFT", _percentiles(summary["ttft_s"])),
         ("TPOT", _percentiles(summary["tpot_s"])),
-        ("time", f"{show_seconds(summary['duration_s'])}, {summary['steps']} steps"),
+        ("time", f"{show_seconds(summary['duration_s'])}, {plural(summary['steps'], 'step')}"),
         ("layouts", ", ".join(f"{name} {share:.0%}" for name, share in summary["layouts"].items()) or "N/A"),
     ]
     if summary["preemptions"]:
-        rows.append(("preemptions", str(summary["preemptions"])))
+        rows.append(("preemptions", f"{summary['preemptions']:,}"))
     if prediction["compared"]:
         rows.append(("predicted", _prediction(prediction)))
     for row in rows:
@@ -76,7 +77,7 @@ def _prediction(prediction: dict[str, Any]) -> str:
     ratio = prediction["observed_over_predicted"]
     return (
         f"decode steps took {ratio['p50']:.3f} of it (p5 {ratio['p5']:.3f}, p95 {ratio['p95']:.3f}),"
-        f" {prediction['asked']} questions"
+        f" {plural(prediction['asked'], 'question')}"
     )
 
 
@@ -85,11 +86,11 @@ def _percentiles(values: dict[str, float | None]) -> str:
 
 
 _COLUMNS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
-    ("step", lambda s: str(s["step"] - s["steps"])),
-    ("switch", lambda s: f"{s['from']} → {s['to']}"),
-    ("requests", lambda s: str(s["requests"])),
+    ("at step", lambda s: f"{s['started_step']:,}"),
+    ("switch", lambda s: f"{_target(s, 'from')} → {_target(s, 'to')}"),
+    ("requests", lambda s: f"{s['requests']:,}"),
     ("moved", lambda s: show_bytes(s["bytes_received"])),
-    ("steps", lambda s: str(s["steps"])),
+    ("steps", lambda s: f"{s['steps']:,}"),
     ("time", lambda s: show_seconds(s["seconds"])),
     ("stall", lambda s: show_seconds(s["max_boundary_s"])),
 )
@@ -98,13 +99,17 @@ _COLUMNS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
 def _switches(
     console: Console, switches: list[dict[str, Any]], refused: list[dict[str, Any]]
 ) -> RenderableType:
-    """`steps` and `time` it took, `stall`: the longest batch boundary meanwhile."""
+    """`at step` it began; `steps` and `time` it took; `stall`: the longest batch boundary meanwhile."""
     rows: list[Row] = [([show(s) for _, show in _COLUMNS], _reason(s)) for s in switches]
     for refusal in refused:
         blank = [""] * (len(_COLUMNS) - 2)
         reason = Text(f"refused: {refusal['reason']}", style="red")
-        rows.append(([str(refusal["step"]), f"→ {refusal['target']}", *blank], reason))
+        rows.append(([f"{refusal['step']:,}", f"→ {refusal['target']}", *blank], reason))
     return switch_table(console, "Switches", [name for name, _ in _COLUMNS], rows, words=("switch",))
+
+
+def _target(switch: dict[str, Any], end: str) -> str:
+    return show_target(switch[end], switch[f"{end}_striped_from"])
 
 
 def _reason(switch: dict[str, Any]) -> Text:
@@ -116,11 +121,13 @@ def _reason(switch: dict[str, Any]) -> Text:
 def _cost_lines(cost: dict[str, Any]) -> str:
     """What a flip costs, where there were enough of them to tell it from noise."""
     if cost["flips"] < MIN_FLIPS:
-        return f"{cost['flips']} boundaries with flips: too few to tell what a flip costs"
+        return (
+            f"{plural(cost['flips'], 'boundary', 'boundaries')} with flips: too few to tell what a flip costs"
+        )
     excess, share = cost["excess_s"], cost["excess_share"]
     lines = [
-        f"{cost['flips']} boundaries with flips: {_percentiles(cost['flip_s'])}",
-        f"{cost['nulls']} boundaries without: {_percentiles(cost['null_s'])}",
+        f"{cost['flips']:,} boundaries with flips: {_percentiles(cost['flip_s'])}",
+        f"{cost['nulls']:,} boundaries without: {_percentiles(cost['null_s'])}",
     ]
     if excess is not None:
         lines.append(f"a flip costs {show_seconds(excess)} at the median, {share:.2%} of a decode step")

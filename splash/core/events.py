@@ -103,7 +103,8 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class TargetChanged:
-    """The engine's target layout. `predicted` maps a layout to the policy's figure for it, if it has any."""
+    """The engine's target layout. `predicted` maps a layout to the policy's figure for it, if it has any.
+    `old_striped_from`, `new_striped_from`: tokens from which requests of an owner layout are striped; None: none is."""
 
     t: float
     step: int
@@ -111,6 +112,8 @@ class TargetChanged:
     new: str
     reason: str
     predicted: dict[str, float]
+    old_striped_from: int | None = None
+    new_striped_from: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,10 +205,12 @@ class ResidencyChanged:
 
 @dataclass(frozen=True, slots=True)
 class SwitchDone:
-    """All requests that are running have reached the target (or the target was replaced)."""
+    """All requests that are running have reached the target (or the target was replaced). Layouts are told as by
+    `TargetChanged`."""
 
     t: float
     step: int
+    """In which it ended, `steps` after it began."""
     old: str
     new: str
     reason: str
@@ -218,6 +223,8 @@ class SwitchDone:
     weight_bytes_received: int
     seconds: float
     max_boundary_s: float
+    old_striped_from: int | None = None
+    new_striped_from: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from splash.sched.target import Target
 class Switch:
     """Opened by a new target; closed when all requests are there, when it is replaced, or when it is given up."""
 
-    old: str
-    new: str
+    old: Target
+    new: Target
     reason: str
     started_step: int
     started_s: float
@@ -32,8 +32,8 @@ class Switch:
         return SwitchDone(
             now,
             step,
-            self.old,
-            self.new,
+            self.old.name,
+            self.new.name,
             self.reason,
             outcome,
             step - self.started_step,
@@ -42,6 +42,8 @@ class Switch:
             self.weight_bytes,
             now - self.started_s,
             self.max_boundary_s,
+            self.old.striped_from,
+            self.new.striped_from,
         )
 
 
@@ -57,15 +59,12 @@ class Course:
         """(acknowledged copies, step) when something last got ahead."""
 
     def turn(self, target: Target, reason: str, predicted: dict[str, float], step: int) -> None:
-        """Aim for `target`; a switch that is open is superseded. Where long requests are striped, names of layouts do
-        not tell what moves: the reason begins with that."""
+        """Aim for `target`; a switch that is open is superseded."""
         self.close(step, superseded=True)
         old, self.target = self.target, target
-        if old.striped_from != target.striped_from:
-            reason = f"{old} → {target}: {reason}"
-        now = self._journal.now()
-        self._journal.emit(TargetChanged(now, step, old.name, target.name, reason, predicted))
-        self.switch = Switch(old.name, target.name, reason, step, now)
+        now, bounds = self._journal.now(), (old.striped_from, target.striped_from)
+        self._journal.emit(TargetChanged(now, step, old.name, target.name, reason, predicted, *bounds))
+        self.switch = Switch(old, target, reason, step, now)
         self.advance(step)
 
     def close(self, step: int, *, superseded: bool = False) -> None:

@@ -20,10 +20,12 @@ class Target:
         return self.layout.name
 
     def __str__(self) -> str:
-        """The layout, and that of long requests."""
+        """The layout, and that of long requests: `dp+cp from 32 K`."""
         if self.striped_from is None:
             return self.name
-        return f"{self.name} ({self.layout_of(self.striped_from)} from {self.striped_from} tokens on)"
+        thousands, rest = divmod(self.striped_from, 1024)
+        bound = f"{self.striped_from:,}" if rest else f"{thousands:,} K"
+        return f"{self.name}+{self.layout_of(self.striped_from)} from {bound}"
 
     def layout_of(self, num_tokens: int) -> Layout:
         """The layout of a request that is so long."""

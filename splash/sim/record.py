@@ -70,6 +70,8 @@ class Recorder:
                         event.bytes_received,
                         event.steps,
                         event.outcome,
+                        event.old_striped_from,
+                        event.new_striped_from,
                     )
                 )
             case PolicyAsked():

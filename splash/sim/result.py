@@ -128,6 +128,9 @@ class SwitchRecord:
     """Decode steps and chunks that ran meanwhile."""
     outcome: str = "done"
     """done | superseded | cancelled."""
+    old_striped_from: int | None = None
+    new_striped_from: int | None = None
+    """Tokens from which requests of the owner layout are striped; None: none is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +265,8 @@ def _switch_json(switch: SwitchRecord) -> dict[str, Any]:
         "time_s": switch.time_s,
         "from": switch.old,
         "to": switch.new,
+        "from_striped_from": switch.old_striped_from,
+        "to_striped_from": switch.new_striped_from,
         "reason": switch.reason,
         "outcome": switch.outcome,
         "seconds": switch.seconds,

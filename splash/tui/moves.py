@@ -83,25 +83,14 @@ class WeightMove:
         return 1.0 if self.is_done else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Switch:
-    """A change of target that has not ended."""
-
-    old: str
-    new: str
-    reason: str
-    t: float
-    step: int
-    predicted: dict[str, float]
-
-
 @dataclass(slots=True)
 class Transitions:
     """Folds the events of switches, stagings and copies."""
 
     linger_s: float = 0.0
     """How long a finished move stays on view when no switch is open."""
-    switch: Switch | None = None
+    switch: TargetChanged | None = None
+    """The change of target that has not ended."""
     last: SwitchDone | None = None
     refused: TargetRefused | None = None
     """Until the target changes."""
@@ -118,12 +107,16 @@ class Transitions:
 
     def change_target(self, event: TargetChanged) -> None:
         self.refused = None
-        self.switch = Switch(event.old, event.new, event.reason, event.t, event.step, dict(event.predicted))
+        self.switch = event
         self._drop_closed(before=event.t)
 
     def end_switch(self, event: SwitchDone) -> None:
         self.last = event
-        if self.switch is not None and self.switch.new == event.new:
+        opened = self.switch
+        if opened is not None and (opened.new, opened.new_striped_from) == (
+            event.new,
+            event.new_striped_from,
+        ):
             self.switch = None
 
     def stage(self, event: StageStarted) -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from splash.core.events import Event, RunFinished
 from splash.tui import palette
 from splash.tui.state import LOG_WINDOW_S, RankState, Snapshot, ViewState
-from splash.tui.texts import describe
+from splash.tui.texts import describe, show_change
 from splash.tui.units import clean, plural, show_bytes, show_clock, show_count, show_rate, show_share
 
 LOG_SIZE = 512
@@ -69,7 +69,7 @@ def status_line(view: Snapshot) -> str:
     """All the figures of a frame in one line."""
     parts = [
         f"step {show_count(view.step)}",
-        f"target {view.target or 'N/A'}",
+        f"target {view.whole_target or 'N/A'}",
         f"{show_rate(view.tokens_per_s)} tok/s",
         _requests(view),
         *_moving(view),
@@ -88,7 +88,7 @@ def _requests(view: Snapshot) -> str:
 def _moving(view: Snapshot) -> list[str]:
     parts = []
     if view.switch is not None:
-        parts.append(f"switch {view.switch.old} → {view.switch.new}, {plural(view.flips_left, 'flip')} left")
+        parts.append(f"switch {show_change(view.switch)}, {plural(view.flips_left, 'flip')} left")
     parts += [
         f"{move.old} → {move.new} {show_share(move.share).strip()} of {show_bytes(move.num_bytes)}, "
         f"{plural(move.flips_left, 'flip')} left"

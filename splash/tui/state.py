@@ -31,9 +31,9 @@ from splash.core.events import (
 )
 from splash.tui.history import Band, History
 from splash.tui.log import EventLog
-from splash.tui.moves import Move, Switch, Transitions, WeightMove
+from splash.tui.moves import Move, Transitions, WeightMove
 from splash.tui.rates import Percentiles, Recent, SlidingRate
-from splash.tui.texts import describe, kind_of
+from splash.tui.texts import describe, kind_of, show_target, target_layouts
 from splash.tui.units import clean
 
 MAX_RANKS = 4096
@@ -88,6 +88,8 @@ class Snapshot:
     hardware: str
     note: str
     target: str
+    striped_from: int | None
+    """Tokens from which a request of the target's layout is striped."""
     policy: str
     step: int
     ranks: tuple[RankState, ...]
@@ -99,10 +101,12 @@ class Snapshot:
     peak: int
     """The most requests, running and waiting, that there were at once."""
     staging: int
+    away: int
+    """Running requests that are not where the target wants them, as far as layouts tell."""
     flips_left: int
     moves: tuple[Move, ...]
     weights: WeightMove | None
-    switch: Switch | None
+    switch: TargetChanged | None
     last_switch: SwitchDone | None
     refused: TargetRefused | None
     asked: PolicyAsked | None
@@ -124,6 +128,11 @@ class Snapshot:
     def num_running(self) -> int:
         return sum(self.running.values())
 
+    @property
+    def whole_target(self) -> str:
+        """With the layout of long requests, if that is another."""
+        return show_target(self.target, self.striped_from)
+
 
 class ViewState:
     """Folds events, a constant amount of work for each; memory grows with live requests only.
@@ -143,6 +152,7 @@ class ViewState:
         self._run: RunStarted | None = None
         self._finished: RunFinished | None = None
         self._target = ""
+        self._striped_from: int | None = None
         self._step = 0
         self._ranks: list[RankState] = []
         self._layout_of: dict[int, str] = {}
@@ -199,6 +209,7 @@ class ViewState:
             hardware=clean(run.hardware) if run else "",
             note=clean(run.note) if run else "",
             target=self._target,
+            striped_from=self._striped_from,
             policy=clean(run.policy) if run else "",
             step=self._step,
             ranks=tuple(replace(rank) for rank in self._ranks),
@@ -209,7 +220,8 @@ class ViewState:
             waiting=self._waiting,
             peak=self._peak,
             staging=self._staging,
-            flips_left=self._flips_left(),
+            away=self._away(),
+            flips_left=len(moving.staging) if moving.switch is None else self._away(),
             moves=tuple(replace(move, links=dict(move.links)) for move in moving.moves.values()),
             weights=moving.weights,
             switch=moving.switch,
@@ -315,7 +327,7 @@ class ViewState:
 
     def _target_changed(self, event: TargetChanged) -> None:
         self._advance(event.t)
-        self._target = event.new
+        self._target, self._striped_from = event.new, event.new_striped_from
         self._transitions.change_target(event)
         self.log.note(event)
 
@@ -395,8 +407,6 @@ class ViewState:
             self._waiting_ids.discard(request)
             self._waiting = max(0, self._waiting - 1)
 
-    def _flips_left(self) -> int:
-        """Requests that have not reached the target while a switch is open; else those that are staging."""
-        if self._transitions.switch is None:
-            return len(self._transitions.staging)
-        return sum(number for name, number in self._running.items() if name != self._target)
+    def _away(self) -> int:
+        there = target_layouts(self._target, self._striped_from)
+        return sum(number for name, number in self._running.items() if name not in there)

@@ -23,6 +23,7 @@ from splash.core.events import (
     TargetRefused,
 )
 from splash.layout.layouts import LAYOUTS, Placement
+from splash.sched.target import Target
 from splash.tui.log import Entry
 from splash.tui.units import clean, plural, show_bytes, show_count, show_seconds
 
@@ -54,6 +55,35 @@ def show_predicted(predicted: dict[str, float]) -> str:
     """The policy's figures, best first: `dp 12.1 ms, tp 19.0 ms`."""
     ordered = sorted(predicted.items(), key=lambda item: item[1])
     return ", ".join(f"{name} {show_seconds(value)}" for name, value in ordered)
+
+
+def show_target(name: str, striped_from: int | None) -> str:
+    """A target's whole name: `dp`, or with requests striped from a length on `dp+cp from 32 K`."""
+    target = _target(name, striped_from)
+    return name if target is None else str(target)
+
+
+def target_layouts(name: str, striped_from: int | None) -> set[str]:
+    """Of all requests that have reached a target."""
+    target = _target(name, striped_from)
+    long = name if target is None or striped_from is None else target.layout_of(striped_from).name
+    return {name, long}
+
+
+def _target(name: str, striped_from: int | None) -> Target | None:
+    layout = LAYOUTS.get(name)
+    return None if layout is None else Target(layout, striped_from)
+
+
+def old_and_new(event: TargetChanged | SwitchDone) -> tuple[str, str]:
+    """Both targets by their whole names."""
+    old = show_target(event.old, event.old_striped_from)
+    return old, show_target(event.new, event.new_striped_from)
+
+
+def show_change(event: TargetChanged | SwitchDone) -> str:
+    """`tp → dp+cp from 32 K`."""
+    return " → ".join(old_and_new(event))
 
 
 def outcome_of(event: SwitchDone) -> str:
@@ -128,7 +158,7 @@ def _resumed(entry: Entry, event: RequestResumed) -> str:
 
 
 def _changed(entry: Entry, event: TargetChanged) -> str:
-    return f"target {event.old} → {event.new}: {event.reason or 'no reason given'}"
+    return f"target {show_change(event)}: {event.reason or 'no reason given'}"
 
 
 def _asked(entry: Entry, event: PolicyAsked) -> str:
@@ -191,7 +221,7 @@ def _residency(entry: Entry, event: ResidencyChanged) -> str:
 
 
 def _done(entry: Entry, event: SwitchDone) -> str:
-    return f"switch {event.old} → {event.new} {event.outcome}: {outcome_of(event)}"
+    return f"switch {show_change(event)} {event.outcome}: {outcome_of(event)}"
 
 
 def _ended(entry: Entry, event: RunFinished) -> str:

@@ -64,9 +64,9 @@ def show_share(share: float) -> str:
     return f"{percent:3d} %"
 
 
-def plural(number: int, noun: str) -> str:
-    """`1 request`, `14 requests`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def plural(number: int, noun: str, nouns: str = "") -> str:
+    """`1 request`, `14 requests`; `nouns` where there is more to it than an s."""
+    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
 
 
 def clean(text: str, limit: int = 400) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from splash.core.events import SwitchDone
-from splash.layout.layouts import LAYOUTS, Placement
+from splash.layout.layouts import DOP, LAYOUTS, Placement
 from splash.sched.policy import Decision, Load
-from splash.sched.target import target_named
+from splash.sched.target import Target, target_named
 from tests.property.harness import Harness, expected_tokens
 
 
@@ -92,8 +92,10 @@ def test_a_switch_of_the_long_requests_alone_says_what_it_is() -> None:
     h.scheduler.drain_events()
     done = [event for event in h.events if isinstance(event, SwitchDone)]
     assert [(event.old, event.new) for event in done] == [("dop", "dop")] * 2
-    assert done[0].reason == "dop → dop (dcp from 30 tokens on): apart"
-    assert done[1].reason == "dop (dcp from 30 tokens on) → dop: together again"
+    assert [(event.old_striped_from, event.new_striped_from) for event in done] == [(None, 30), (30, None)]
+    assert [event.reason for event in done] == ["apart", "together again"]
+    assert str(Target(DOP, 30)) == "dop+dcp from 30"
+    assert str(Target(DOP, 32768)) == "dop+dcp from 32 K"
 
 
 def test_a_request_that_no_owner_holds_is_taken_where_it_would_be_striped() -> None:

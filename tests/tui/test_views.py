@@ -8,6 +8,7 @@ from rich.console import Console
 
 from splash.core import events as e
 from splash.tui.palette import LAYOUT_LETTERS
+from splash.tui.plain import status_line
 from splash.tui.state import Snapshot, ViewState
 from splash.tui.view import Frame, draw, last_look
 from splash.tui.views.lines import apportion
@@ -189,3 +190,19 @@ def test_layouts_keep_their_colour_in_all_panels() -> None:
         spans = arrow(name, name).spans
         assert spans[0].style == spans[-1].style
         assert arrow(name, name).plain.startswith(letter)
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_long_requests_apart_are_named(width: int) -> None:
+    """Red when `dp → dp` stands where only long requests move, or those that are striped count as not there."""
+    state = ViewState()
+    for event in Run(last_step=60, switches=((20, "dp", "many"),)).events():
+        state.fold(event)
+    state.fold(e.TargetChanged(9.0, 60, "dp", "dp", "why", {}, None, 32768))
+    assert "D dp → D dp+cp from 32 K" in text_of(state.snapshot(), width, 40)
+    state.fold(e.SwitchDone(9.1, 61, "dp", "dp", "why", "done", 1, 1, 0, 0, 0.1, 0.0, None, 32768))
+    state.fold(e.PoolSampled(9.1, [{"free": 1}, {"free": 1}], {"dp": 9, "cp": 2}, 0, 0))
+    view = state.snapshot()
+    assert view.away == 0
+    assert "all 11 running requests in dp+cp from 32 K" in text_of(view, width, 40)
+    assert "target dp+cp from 32 K |" in status_line(view)

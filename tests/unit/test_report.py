@@ -115,6 +115,7 @@ def test_a_run_is_summed_up() -> None:
     (switch,) = data["switches"]
     expected = {"from": "tp", "to": "dp", "reason": "many", "steps": 5, "requests": 2, "bytes_received": 4096}
     assert switch.items() >= expected.items()
+    assert (switch["started_step"], switch["ended_step"]) == (4, 9)
     assert data["refused"] == [{"step": 9, "target": "cp", "reason": "too big"}]
     summary = data["summary"]
     assert summary["output_tokens_per_s"] == pytest.approx(4 / 4.0)

@@ -47,7 +47,7 @@ def _moment(view: Snapshot, *, with_step: bool) -> Text:
 
 def _load(view: Snapshot, width: int) -> Text:
     text = line((" target ", palette.LABEL))
-    text.append_text(target_chip(view.target))
+    text.append_text(target_chip(view.target, view.whole_target))
     if view.policy:
         text.append("  policy ", palette.LABEL).append(view.policy, palette.STRONG)
     pairs = [
@@ -62,11 +62,11 @@ def _load(view: Snapshot, width: int) -> Text:
     return fit(text.append_text(fields(shown, width - text.cell_len, margin=3)), width)
 
 
-def target_chip(name: str) -> Text:
-    """The layout's letter and name on its colour."""
-    if not name:
+def target_chip(layout: str, name: str) -> Text:
+    """The layout's letter and the target's name on its colour."""
+    if not layout:
         return line((" N/A ", palette.LABEL))
-    return line((f" {palette.letter(name)} {name} ", palette.chip(name)))
+    return line((f" {palette.letter(layout)} {name} ", palette.chip(layout)))
 
 
 def _figures(view: Snapshot, width: int) -> Text:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from rich.style import Style
 from rich.text import Text
 
-from splash.core.events import PolicyAsked
+from splash.core.events import PolicyAsked, SwitchDone, TargetChanged
 from splash.tui import palette
 from splash.tui.moves import Move
 from splash.tui.state import Snapshot
-from splash.tui.texts import list_links, outcome_of, show_predicted
+from splash.tui.texts import list_links, old_and_new, outcome_of, show_predicted
 from splash.tui.units import clean, plural, show_bytes, show_count, show_share
 from splash.tui.views.lines import bar, line, spread
 
@@ -42,11 +42,21 @@ def arrow(old: str, new: str) -> Text:
     )
 
 
+def change(event: TargetChanged | SwitchDone) -> Text:
+    """As `arrow`, with the whole names of both targets."""
+    old, new = old_and_new(event)
+    return line(
+        (f"{palette.letter(event.old)} {old}", palette.ink(event.old)),
+        (" → ", palette.LABEL),
+        (f"{palette.letter(event.new)} {new}", palette.ink(event.new)),
+    )
+
+
 def _switch(view: Snapshot, width: int) -> Text:
     switch = view.switch
     if switch is None:
         return _steady(view)
-    left = line((" switch ", palette.LABEL)).append_text(arrow(switch.old, switch.new))
+    left = line((" switch ", palette.LABEL)).append_text(change(switch))
     left.append(f"  {clean(switch.reason)}", palette.PLAIN)
     if switch.predicted and view.asked is None:
         left.append(f"  predicted {show_predicted(switch.predicted)}", palette.LABEL)
@@ -58,21 +68,25 @@ def _switch(view: Snapshot, width: int) -> Text:
 
 
 def _steady(view: Snapshot) -> Text:
-    away = view.num_running - view.running.get(view.target, 0)
+    away = view.away
     if view.decided is not None and view.decided.chosen == view.target and not away:
         return _since(view, view.decided)
     text = line((" no switch is open", palette.LABEL))
     if view.num_running and not away:
-        text.append(f", all {plural(view.num_running, 'running request')} in {view.target}", palette.LABEL)
+        text.append(
+            f", all {plural(view.num_running, 'running request')} in {view.whole_target}", palette.LABEL
+        )
     elif away:
-        text.append(f", {show_count(away)} of {plural(view.num_running, 'request')} not in {view.target}")
+        text.append(
+            f", {show_count(away)} of {plural(view.num_running, 'request')} not in {view.whole_target}"
+        )
     return text
 
 
 def _since(view: Snapshot, decided: PolicyAsked) -> Text:
     """Where all requests are, and why."""
     text = line((f" all {plural(view.num_running, 'running request')} in ", palette.LABEL))
-    text.append(view.target, palette.ink(view.target))
+    text.append(view.whole_target, palette.ink(view.target))
     text.append(f" since step {show_count(decided.step)}: ", palette.LABEL)
     return text.append(clean(decided.reason), palette.PLAIN)
 
@@ -161,5 +175,5 @@ def _last(view: Snapshot) -> Text:
     last = view.last_switch
     if last is None:
         return line((" last   none yet", palette.FAINT))
-    text = line((" last   ", palette.LABEL)).append_text(arrow(last.old, last.new))
+    text = line((" last   ", palette.LABEL)).append_text(change(last))
     return text.append(f"  {last.outcome}: {outcome_of(last)}", palette.LABEL)
