@@ -102,3 +102,15 @@ def serve_more_than_fits(served: Served, layout: str, refs: Sequence[Reference])
     for ref, request in zip(refs, requests, strict=True):
         assert tuple(served.outputs[request]) == ref.token_ids
     assert any(isinstance(e, RequestPreempted) for e in served.events)
+
+
+def tour(start: str, draw: random.Random) -> list[str]:
+    """Layouts such that each of the 20 ordered pairs is passed once (Hierholzer), from `start`."""
+    left = {a: draw.sample([b for b in LAYOUTS if b != a], 4) for a in LAYOUTS}
+    stack, path = [start], []
+    while stack:
+        if left[stack[-1]]:
+            stack.append(left[stack[-1]].pop())
+        else:
+            path.append(stack.pop())
+    return path[::-1]

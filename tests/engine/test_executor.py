@@ -13,7 +13,8 @@ from splash.exec.executor import RankExecutor, merged, start
 from splash.hal.inproc import InProcessBackend
 from splash.sched.step import StepResult
 from tests.conftest import TinyMaker
-from tests.engine.pipeline_kit import Script, at, spec_of
+from tests.engine.pipeline_kit import spec_of
+from tests.engine.script import Script, at
 from tests.tiny import clear_reference
 
 

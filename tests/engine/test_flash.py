@@ -22,7 +22,8 @@ from splash.model.checkpoint import open_checkpoint
 from splash.model.layers.kda import KDA
 from splash.spec.model import MLASpec, ModelSpec
 from tests.conftest import TinyMaker
-from tests.engine.pipeline_kit import Chosen, Script, assert_as_reference, at, run, spec_of
+from tests.engine.pipeline_kit import Chosen, assert_as_reference, run, spec_of, worst_error
+from tests.engine.script import Script, at, prompts_of, serve
 from tests.engine.served import BLOCK_SIZE, Served
 from tests.engine.switching_kit import (
     TOLERANCE,
@@ -32,8 +33,6 @@ from tests.engine.switching_kit import (
     switch_all_pairs,
     switch_at_random,
 )
-from tests.engine.test_pipeline import prompts_of, serve
-from tests.engine.test_selection import worst_error
 from tests.tiny import INDEX_TOP_K, Reference, clear_reference, load_reference, reference_logits
 
 NUM_TOKENS = 32

@@ -10,15 +10,15 @@ import torch
 from splash.core.params import SamplingParams
 from splash.layout.exchange import layer_collectives, rides, route, widths
 from splash.layout.layouts import LAYOUTS
-from splash.layout.rows import Method
 from splash.layout.selection import counts_candidates, selecting
 from tests.conftest import TinyMaker
-from tests.engine.pipeline_kit import GREEDY, Script, assert_as_reference, at, run, spec_of
+from tests.engine.pipeline_kit import assert_as_reference, run, spec_of
+from tests.engine.script import GREEDY, Script, at, prompts_of, serve
+from tests.engine.switching_kit import tour
 from tests.tiny import random_prompt, reference_logits
 
 LAYOUT_NAMES = tuple(LAYOUTS)
 PAIRS = [(a, b) for a in LAYOUT_NAMES for b in LAYOUT_NAMES if a != b]
-METHODS = (Method.EXCHANGE, Method.GATHER)
 
 MODELS = [
     ("deepseek_v3", {}, 1),
@@ -38,22 +38,6 @@ MODELS = [
     ("deepseek_v32", {"layers": 4}, 2),
     ("glm_moe_dsa", {"layers": 4}, 4),
 ]
-
-
-def prompts_of(lengths: tuple[int, ...], *, seed: int = 0) -> dict[int, tuple[int, ...]]:
-    return {i: random_prompt(n, seed=100 * seed + i) for i, n in enumerate(lengths)}
-
-
-def serve(script: Script, prompts: dict[int, tuple[int, ...]], steps: int, *, chunk: int = 7) -> None:
-    """`steps` steps: a chunk of each prompt by alternating methods, one decode row of each other request."""
-    for step in range(steps):
-        for i in prompts:
-            r = script.requests[i]
-            if r.computed < r.num_tokens - 1 or r.computed < r.num_prompt:
-                script.chunk(i, chunk, METHODS[(i + step) % 2])
-            else:
-                script.decode(i)
-        script.step()
 
 
 @pytest.mark.parametrize("layout", LAYOUT_NAMES)
@@ -104,18 +88,6 @@ SWITCHED = [
     ("qwen3_moe", {"kv_heads": 2}, 2),
     *MODELS[14:],
 ]
-
-
-def tour(start: str, draw: random.Random) -> list[str]:
-    """Layouts such that each of the 20 ordered pairs is passed once (Hierholzer), from `start`."""
-    left = {a: draw.sample([b for b in LAYOUT_NAMES if b != a], 4) for a in LAYOUT_NAMES}
-    stack, path = [start], []
-    while stack:
-        if left[stack[-1]]:
-            stack.append(left[stack[-1]].pop())
-        else:
-            path.append(stack.pop())
-    return path[::-1]
 
 
 @pytest.mark.parametrize(("kind", "options", "ranks"), SWITCHED)

@@ -15,7 +15,7 @@ from splash.model.loader import load_rank, load_shard
 from tests.conftest import QuantisedMaker
 from tests.engine.served import Served
 from tests.tiny import clear_reference
-from tests.unit.test_loader import slot_views
+from tests.unit.loading_kit import slot_views
 
 NUM_TOKENS = 24
 TOLERANCE = 1e-4

@@ -19,14 +19,13 @@ from splash.model.attention.indexer import Indexer
 from splash.model.attention.selection import SelectingRows
 from splash.spec.model import MLASpec, ModelSpec, MoESpec
 from tests.conftest import TinyMaker
-from tests.engine.pipeline_kit import Chosen, Script, assert_as_reference, at, run, spec_of
-from tests.engine.test_pipeline import prompts_of, serve
+from tests.engine.pipeline_kit import Chosen, assert_as_reference, run, spec_of, worst_error
+from tests.engine.script import Script, at, prompts_of, serve
 from tests.tiny import (
     INDEX_TOP_K,
     clear_reference,
     random_prompt,
     reference_greedy,
-    reference_logits,
     reference_selections,
 )
 
@@ -184,15 +183,6 @@ TRAPS = [
     ("glm_moe_dsa", reuse_the_first, 1e-2),
     ("deepseek_v32", more_tokens, 1e-2),
 ]
-
-
-def worst_error(folder: Path, spec: ModelSpec, prompt: tuple[int, ...]) -> float:
-    """Of the first token's logits after `prompt`, against transformers."""
-    script = Script(spec, 1)
-    script.admit(0, prompt, at("tp"))
-    serve(script, {0: prompt}, -(-len(prompt) // 16), chunk=16)
-    logits = run(folder, script).logits[0][0]
-    return float((logits - reference_logits(folder, prompt)[-1]).abs().max())
 
 
 @pytest.mark.parametrize(("kind", "trap", "effect"), TRAPS, ids=[f"{k}-{t.__name__}" for k, t, _ in TRAPS])

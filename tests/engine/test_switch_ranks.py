@@ -12,7 +12,7 @@ from splash.core.events import RequestFlipped, SwitchDone
 from splash.engine.deployment import open_deployment
 from tests.conftest import TinyMaker
 from tests.engine.served import Driven
-from tests.engine.test_pipeline import tour
+from tests.engine.switching_kit import tour
 from tests.property.harness import PAIRS
 from tests.tiny import clear_reference
 

@@ -4,7 +4,15 @@ import ast
 import re
 from pathlib import Path
 
-from tests.repo.source import ROOT, parse, port_folders, project, repository_files, splash_modules
+from tests.repo.source import (
+    ROOT,
+    modules_below,
+    parse,
+    port_folders,
+    project,
+    repository_files,
+    splash_modules,
+)
 
 VENDORS = re.compile(r"(?<![a-z])(nvidia|cuda|rocm|hip|amd|hygon|dcu|hcu)(?![a-z])")
 CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
@@ -58,6 +66,17 @@ def test_no_path_of_a_developers_machine() -> None:
         if path.encode() in file.read_bytes()
     ]
     assert not found
+
+
+def test_tests_share_through_kits() -> None:
+    """Red when a test imports from another test's module: what two need has a module of its own, which says so."""
+    shared = [
+        f"{module.where(found.line)} imports {found.module}"
+        for module in modules_below(ROOT / "tests", name="tests")
+        for found in module.imports()
+        if re.match(r"tests\.(\w+\.)*test_", found.module)
+    ]
+    assert not shared
 
 
 def _packages() -> list[Path]:

@@ -8,7 +8,7 @@ from splash.core import events as e
 from splash.sim.record import Recorder
 from splash.sim.result import Sample, Targets
 from splash.sim.traces import load
-from tests.sim.test_run import deployed, followed, tight
+from tests.sim.run_kit import deployed, followed, tight
 
 
 def _started(target: str = "tp") -> e.RunStarted:

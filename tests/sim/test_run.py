@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,10 +20,7 @@ from splash.core.events import (
 )
 from splash.layout.layouts import LAYOUTS
 from splash.sched.policy import Decision, Load
-from splash.sched.predictive import PredictivePolicy
-from splash.sched.step import StepPlan
-from splash.sim.deployment import SimDeployment, deploy
-from splash.sim.executor import CostExecutor
+from splash.sim.deployment import deploy
 from splash.sim.modes import (
     AUTO,
     MODES,
@@ -40,61 +35,11 @@ from splash.sim.modes import (
     simulation,
 )
 from splash.sim.presets import choose
-from splash.sim.run import Arrivals, Simulation
 from splash.sim.traces import load
 from splash.sim.workload import NANOSECONDS, Arrival, Workload
+from tests.sim.run_kit import deployed, followed, tight
 
 LOADS = ("rl-drain:prompts=10,samples=8,cap=1500", "steady:rate=30,count=60", "agentic:sessions=4,turns=5")
-
-
-@cache
-def deployed(model: str) -> SimDeployment:
-    """As its preset says."""
-    choice = choose(model, None)
-    return deploy(model, choice.model.spec, choice.profile, choice.settings)
-
-
-def tight(deployment: SimDeployment, pages: int) -> SimDeployment:
-    """The same with that many KV pages on a rank, slots of one page, and checks after every step."""
-    geometry = replace(deployment.memory.geometry, shard_bytes=1)
-    small = replace(geometry, num_pages=geometry.null_page + 1 + pages)
-    config = replace(deployment.config, check_invariants=True)
-    return replace(deployment, config=config, memory=replace(deployment.memory, geometry=small))
-
-
-def followed(
-    deployment: SimDeployment,
-    workload: Workload,
-    *,
-    jumps: bool,
-    target: str = "tp",
-    auto: bool = False,
-    switches: tuple[tuple[int, str], ...] = (),
-) -> tuple[dict[int, StepPlan], list[Event], Simulation]:
-    """Plans by step, events and the simulation at its end."""
-    plans: dict[int, StepPlan] = {}
-    events: list[Event] = []
-
-    def keep(plan: StepPlan) -> None:
-        plans[plan.index] = plan
-
-    policy = PredictivePolicy(deployment.cost, deployment.limits()) if auto else None
-    simulation = Simulation(
-        scheduler=lambda clock, emit: deployment.scheduler(clock, emit, target=target, policy=policy),
-        executor=lambda clock: CostExecutor(
-            deployment.cost, clock, token_bytes=deployment.memory.pages.token_bytes
-        ),
-        source=Arrivals(workload, deployment.config.max_model_len),
-        sinks=[events.append],
-        started=deployment.started(target, "test"),
-        switches=switches,
-        jumps=jumps,
-        on_plan=keep,
-    )
-    while simulation.step():
-        pass
-    simulation.scheduler.drain_events()
-    return plans, events, simulation
 
 
 @pytest.mark.parametrize("text", LOADS)

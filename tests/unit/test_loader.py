@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from splash.kv.slots import shard_format
 from splash.model.attention.weights import GQAWeights, MLAWeights
 from splash.model.checkpoint import open_checkpoint
 from splash.model.loader import DTYPES, load_rank, load_shard
@@ -17,6 +16,7 @@ from splash.spec.model import ModelSpec
 from splash.spec.tensors import Division, rank_bytes, rank_params
 from tests.conftest import TinyMaker
 from tests.tiny import KINDS, load_reference
+from tests.unit.loading_kit import loaded_tensors, slot_views
 
 RANKS = (1, 2, 4, 8)
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -39,18 +39,6 @@ Shards = list[dict[tuple[int, str], torch.Tensor]]
 def folder(request: pytest.FixtureRequest, tiny: TinyMaker) -> Path:
     kind, options = MODELS[request.param]
     return tiny(kind, **options)
-
-
-def slot_views(spec: ModelSpec, ranks: int, dtype: torch.dtype) -> dict[tuple[int, str], torch.Tensor]:
-    """Views of a slot filled with NaN, as a rank's pool gives them."""
-    form = shard_format(spec, ranks, dtype.itemsize)
-    slot = torch.full((form.num_bytes // dtype.itemsize,), float("nan"), dtype=dtype)
-    views = {}
-    for tensor in form.tensors:
-        start = tensor.offset // dtype.itemsize
-        size = torch.Size(tensor.shape).numel()
-        views[tensor.layer, tensor.name] = slot[start : start + size].view(tensor.shape)
-    return views
 
 
 def _load_all(
@@ -188,24 +176,6 @@ def test_a_rank_of_a_hybrid_holds_what_the_spec_counts(tiny: TinyMaker, ranks: i
         assert sum(tensor.numel() for tensor in loaded_tensors(weights)) == expected
         num_bytes = sum(tensor.nbytes for tensor in [*loaded_tensors(weights), *shards[rank].values()])
         assert num_bytes == rank_bytes(spec, rank=rank, ranks=ranks, itemsize=dtype.itemsize)
-
-
-def loaded_tensors(weights: object) -> list[torch.Tensor]:
-    """Every tensor of a tree of dataclasses, shared ones once."""
-    found: dict[int, torch.Tensor] = {}
-
-    def visit(node: object) -> None:
-        if isinstance(node, torch.Tensor):
-            found[id(node)] = node
-        elif isinstance(node, tuple):
-            for part in node:
-                visit(part)
-        elif hasattr(node, "__dataclass_fields__"):
-            for name in node.__dataclass_fields__:
-                visit(getattr(node, name))
-
-    visit(weights)
-    return list(found.values())
 
 
 @pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])

@@ -18,7 +18,7 @@ from splash.model.folder import INDEX, SINGLE_FILE
 from splash.model.loader import load_rank, load_shard
 from splash.spec.tensors import rank_bytes
 from tests.conftest import QuantisedMaker, TinyMaker
-from tests.unit.test_loader import slot_views
+from tests.unit.loading_kit import slot_views
 
 
 def _load(checkpoint: Checkpoint, rank: int, ranks: int) -> int:

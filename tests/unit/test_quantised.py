@@ -18,7 +18,7 @@ from splash.spec.fields import Fields
 from splash.spec.quantisation import read_quantisation
 from tests.conftest import QuantisedMaker
 from tests.quantised import INT8, MODELS, SCHEMES
-from tests.unit.test_loader import loaded_tensors, slot_views
+from tests.unit.loading_kit import loaded_tensors, slot_views
 
 
 def _loaded(folder: Path, ranks: int, dtype: torch.dtype) -> list[torch.Tensor]:
