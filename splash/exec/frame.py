@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 
@@ -36,8 +37,7 @@ class RankShape:
     """Tokens that an indexer lets a row attend over; None: attention is dense."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """Which rows go where, for one rank. Names as in `AttentionRows`."""
 
     routes: Routes
@@ -111,7 +111,7 @@ def routes_at(frame: Frame, starts: list[int]) -> Routes:
         span if span.start == start else replace(span, start=start)
         for span, start in zip(frame.routes.spans, starts, strict=True)
     )
-    return replace(frame.routes, spans=spans)
+    return frame.routes._replace(spans=spans)
 
 
 def index_of(rows: list[int]) -> Index:

@@ -6,6 +6,7 @@ tokens are looked up in every step.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,8 @@ from splash.model.attention.rows import AttentionRows
 from splash.model.attention.selection import SelectingRows
 from splash.model.rope import RopeRows, RopeTable
 from splash.sched.step import StepPlan
+
+NO_SPANS: Set[int] = frozenset()
 
 
 class StepInputs(NamedTuple):
@@ -68,8 +71,7 @@ class InputBuilder:
 
     def build(self, plan: StepPlan) -> StepInputs:
         frame = self._frame(plan)
-        starts, places = _places(frame, only_decodes=not plan.chunks)
-        positions, tokens = torch.from_numpy(places)
+        starts, positions, tokens = _places(frame, only_decodes=not plan.chunks)
         ridden = rides_of(frame, starts, self._shape)
         chosen = self._selecting(frame, starts)
         rows = self._rows(frame, starts, ridden, chosen, positions)
@@ -115,7 +117,7 @@ class InputBuilder:
         shape, routes = self._shape, frame.routes
         rope = self._rope.at(positions)
         rope_index = None if self._index_rope is None else self._index_rope.at(positions)
-        apart = frozenset[int]() if chosen is None else chosen.spans
+        apart = NO_SPANS if chosen is None else chosen.spans
         return AttentionRows(
             num_rows=routes.num_rows,
             num_sharded=routes.num_sharded,
@@ -168,16 +170,17 @@ class InputBuilder:
         return rope.select(rows)
 
 
-def _places(frame: Frame, *, only_decodes: bool) -> tuple[list[int], np.ndarray]:
-    """The position of each span's first row; positions and tokens of all rows, int64 [2, N].
+def _places(frame: Frame, *, only_decodes: bool) -> tuple[list[int], torch.Tensor, torch.Tensor]:
+    """The position of each span's first row; positions and tokens of all rows, int64 [N] each.
 
     A decode row is the last known token, wherever the kept frame was when it was made.
     """
     sequences, spans = frame.sequences, frame.routes.spans
     if only_decodes:
         starts = [s.num_tokens - 1 for s in sequences]
-        return starts, np.array((starts, [s.last_token for s in sequences]), dtype=np.int64)
-    starts = [span.start for span in spans]
-    positions = [np.arange(span.start, span.end) for span in spans]
-    known = [s.tokens[span.start : span.end] for s, span in zip(sequences, spans, strict=True)]
-    return starts, np.stack((np.concatenate(positions), np.concatenate(known)))
+        positions, known = np.array(starts), np.array([s.last_token for s in sequences])
+    else:
+        starts = [span.start for span in spans]
+        positions = np.concatenate([np.arange(span.start, span.end) for span in spans])
+        known = np.concatenate([s.tokens[x.start : x.end] for s, x in zip(sequences, spans, strict=True)])
+    return starts, torch.from_numpy(positions), torch.from_numpy(known)

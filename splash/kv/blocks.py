@@ -134,13 +134,17 @@ class KVStore:
             for page in pages:
                 self.retire(rank, page, last_step)
 
-    def keep_only(self, block: Block, index: int, at: Assignment, last_step: int) -> None:
-        """The block is at rest under `at`: its copies there are LIVE, all others retire."""
-        wanted = self.keys(at, index)
-        for key in [k for k in block.copies if k not in wanted]:
-            self.retire(key[1], block.copies.pop(key), last_step)
-        for key in wanted:
-            self.pools[key[1]].set_state(block.copies[key], PageState.LIVE)
+    def keep_only(self, blocks: Sequence[Block], at: Assignment, last_step: int) -> None:
+        """A request's blocks are at rest under `at`: their copies there are LIVE, all others retire."""
+        pools, ranks = self.pools, self.topo.ranks
+        period = [self.keys(at, index) for index in range(ranks)]
+        for index, block in enumerate(blocks):
+            wanted, copies = period[index % ranks], block.copies
+            if len(copies) > len(wanted):
+                for key in [k for k in copies if k not in wanted]:
+                    self.retire(key[1], copies.pop(key), last_step)
+            for key in wanted:
+                pools[key[1]].set_state(copies[key], PageState.LIVE)
 
     def retire(self, rank: int, page: int, last_step: int) -> None:
         """Free `page` once step `last_step` is collected and nothing pins it."""

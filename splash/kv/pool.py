@@ -73,7 +73,7 @@ class PagePool:
         self.slots = [SlotState.KV] * geometry.ranks
         self.available = geometry.num_pages - 1
         """Pages that can be handed out now: free ordinary ones, and those of open slots."""
-        self._mark(geometry.null_page, PageState.NULL)
+        self.set_state(geometry.null_page, PageState.NULL)
         self.drain(rank)
         self.fill(rank)
         self.slots[rank] = SlotState.RESIDENT
@@ -100,7 +100,9 @@ class PagePool:
 
     def set_state(self, page: int, state: PageState) -> None:
         """Change a page that is in use."""
-        self._mark(page, state)
+        self._counts[self._states[page]] -= 1
+        self._counts[state] += 1
+        self._states[page] = state
 
     def state(self, page: int) -> PageState:
         return PageState(self._states[page])
@@ -111,7 +113,7 @@ class PagePool:
             raise AssertionError(
                 f"rank {self.rank} page {page}: released while {self.state(page).name}, pins {self._pins.get(page, 0)}"
             )
-        self._mark(page, PageState.FREE)
+        self.set_state(page, PageState.FREE)
         if page > self._null_page:
             self._ordinary.append(page)
             self.available += 1
@@ -164,7 +166,7 @@ class PagePool:
             raise AssertionError(f"rank {self.rank} slot {slot} still holds pages {self.occupied(slot)}")
         self._slot_free[slot].clear()
         for page in self.geometry.slot(slot):
-            self._mark(page, PageState.WEIGHT)
+            self.set_state(page, PageState.WEIGHT)
         self.slots[slot] = SlotState.FILLING
 
     def filled(self, slot: int) -> None:
@@ -178,7 +180,7 @@ class PagePool:
                 f"rank {self.rank} slot {slot} is {self.slots[slot].name}; it cannot be opened"
             )
         for page in self.geometry.slot(slot):
-            self._mark(page, PageState.FREE)
+            self.set_state(page, PageState.FREE)
         self._slot_free[slot] = list(reversed(self.geometry.slot(slot)))
         self.slots[slot] = SlotState.KV
         self.available += self.geometry.slot_pages
@@ -227,11 +229,6 @@ class PagePool:
             if free and slot is SlotState.KV:
                 return free.pop()
         return self._ordinary.pop()
-
-    def _mark(self, page: int, state: PageState) -> None:
-        self._counts[self._states[page]] -= 1
-        self._counts[state] += 1
-        self._states[page] = state
 
     def _expect(self, slot: int, state: SlotState) -> None:
         if self.slots[slot] is not state:

@@ -6,7 +6,7 @@ collectives, with zero rows if need be.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -70,8 +70,7 @@ def dataflow(at: Assignment, method: Method, ranks: int) -> Dataflow:
     return OWN if ranks == 1 else _FLOWS[at.layout.name][method is Method.GATHER]
 
 
-@dataclass(frozen=True, slots=True)
-class Routes:
+class Routes(NamedTuple):
     """The spans of a step, in row order, by dataflow. All lists hold indices of `spans`, ascending."""
 
     spans: tuple[Span, ...]
@@ -105,12 +104,16 @@ class Routes:
         """Whether any rank sends outputs back (exchange B)."""
         return self.has_queries or bool(self.full_striped)
 
-    def count(self, indices: Iterable[int]) -> int:
+    def count(self, indices: Sequence[int]) -> int:
         """Rows of the named spans."""
-        return sum(self.spans[i].count for i in indices)
+        if self.num_rows == len(self.spans):
+            return len(indices)
+        return sum([self.spans[i].count for i in indices])
 
-    def rows(self, indices: Iterable[int]) -> list[int]:
+    def rows(self, indices: Sequence[int]) -> list[int]:
         """Row numbers of the named spans, in order."""
+        if self.num_rows == len(self.spans):
+            return list(indices)
         starts, spans = self.starts, self.spans
         return [row for i in indices for row in range(starts[i], starts[i] + spans[i].count)]
 

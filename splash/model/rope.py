@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from splash.spec.model import RopeSpec
 
 
-@dataclass(frozen=True, slots=True)
-class RopeRows:
+class RopeRows(NamedTuple):
     """The rotations of some rows, to be used for any number of heads.
 
     Interleaved pairs: `cis` [n, 1, dim/2] complex64. Halves: `cos` and `sin` [n, 1, dim], sin with the sign of

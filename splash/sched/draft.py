@@ -77,7 +77,7 @@ class PlanDraft:
             shadows=tuple(self.shadows),
             moves=tuple(self.moves),
             stages=tuple(self.stages),
-            flips=_alike(self.flips),
+            flips=_alike(self.flips) if self.flips else (),
             decodes=self.decodes,
             chunks=tuple(self.chunks),
             copies=self.copies,

@@ -186,8 +186,7 @@ class Moves:
             )
             self._course.flipped(record.id, step)
             if staged_steps:
-                for index, block in enumerate(record.blocks):
-                    self._store.keep_only(block, index, at, step - 1)
+                self._store.keep_only(record.blocks, at, step - 1)
                 self._replicas.drop_strays(record, step)
         return bool(flipped)
 
@@ -277,8 +276,7 @@ class Moves:
         if record.staging.announced:
             self._cancelled[record.id] = record
         self._drop(record)
-        for index, block in enumerate(record.blocks):
-            self._store.keep_only(block, index, record.present, step)
+        self._store.keep_only(record.blocks, record.present, step)
         self._replicas.drop_strays(record, step)
 
     def yield_room(self, step: int, ranks: Collection[int]) -> bool:

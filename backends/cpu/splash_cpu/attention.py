@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,8 +33,7 @@ BLOCK_ROWS = 64
 """Rows of one sequence that are computed together."""
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """Sequences of one row each, padded to the same number of pages.
 
     `rows` are theirs in q, a slice if they are neighbours. `pages` [sequences * pages each]. `num_keys`: what the
@@ -61,8 +61,7 @@ class RowBlock:
     hidden: torch.Tensor | None
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Several rows of one sequence."""
 
     pages: torch.Tensor
@@ -70,8 +69,7 @@ class Chunk:
     blocks: tuple[RowBlock, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(NamedTuple):
     """What is known of a step's sequences before any layer runs. `num_rows` see at least one key.
 
     `long`: one row and the parts of its sequence, batches of one.
@@ -90,17 +88,24 @@ class CpuAttention:
         self._space = _Space()
 
     def prepare(self, seqs: Sequence[SeqRows], block_size: int) -> Prepared:
-        singles = [seq for seq in seqs if seq.count == 1 and seq.num_keys]
-        several = [seq for seq in seqs if seq.count > 1 and seq.num_keys]
-        short = [seq for seq in singles if seq.num_keys <= BATCH_TOKENS]
-        long = [seq for seq in singles if seq.num_keys > BATCH_TOKENS]
-        chunks = tuple(_chunk(seq, block_size) for seq in several)
-        return Prepared(
-            batches=tuple(_batch(group, block_size) for group in _groups(short, BATCH_TOKENS // block_size)),
-            long=tuple(tuple(_batch([part], block_size) for part in _parts(seq, block_size)) for seq in long),
-            chunks=chunks,
-            num_rows=len(singles) + sum(block.count for chunk in chunks for block in chunk.blocks),
-        )
+        short: list[SeqRows] = []
+        long: list[tuple[Batch, ...]] = []
+        chunks: list[Chunk] = []
+        num_rows = 0
+        for seq in seqs:
+            if not seq.count or not seq.num_keys:
+                continue
+            if seq.count > 1:
+                chunks.append(_chunk(seq, block_size))
+                num_rows += sum(block.count for block in chunks[-1].blocks)
+                continue
+            num_rows += 1
+            if seq.num_keys <= BATCH_TOKENS:
+                short.append(seq)
+            else:
+                long.append(tuple([_batch([part], block_size) for part in _parts(seq, block_size)]))
+        batches = [_batch(group, block_size) for group in _groups(short, BATCH_TOKENS // block_size)]
+        return Prepared(tuple(batches), tuple(long), tuple(chunks), num_rows)
 
     def attend(
         self, q: torch.Tensor, kv: PagedKV, prepared: Prepared, scale: float
@@ -177,7 +182,9 @@ def _batch(group: Sequence[SeqRows], block_size: int) -> Batch:
     num_pages = max(seq.pages.shape[0] for seq in group)
     parts = []
     for seq in group:
-        parts += [seq.pages] + [seq.pages[-1:]] * (num_pages - seq.pages.shape[0])
+        parts.append(seq.pages)
+        if padding := num_pages - seq.pages.shape[0]:
+            parts += [seq.pages[-1:]] * padding
     pages = torch.cat(parts) if len(parts) > 1 else parts[0]
     rows = [seq.row for seq in group]
     neighbours = rows == list(range(rows[0], rows[0] + size))

@@ -7,8 +7,7 @@ queries were computed whole (cp), and rows that stay here altogether (dp). The f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,8 +18,7 @@ from splash.model.recurrent import RecurrentRows
 from splash.model.rope import RopeRows
 
 
-@dataclass(frozen=True, slots=True)
-class Appends:
+class Appends(NamedTuple):
     """New KV entry `entries[i]` goes to token `offsets[i]` of page `pages[i]`, in every layer and field."""
 
     entries: Index
@@ -28,8 +26,7 @@ class Appends:
     offsets: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class QueryExchange:
+class QueryExchange(NamedTuple):
     """Exchange A: queries by head to where their history lies, and new KV to holders that did not compute it."""
 
     rows: Index
@@ -45,8 +42,7 @@ class QueryExchange:
     recv_counts: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class OutputExchange:
+class OutputExchange(NamedTuple):
     """Exchange B: outputs back by head. Of the rows that attended here, `owned` whole ones and `partial` ones."""
 
     owned: int
@@ -58,8 +54,7 @@ class OutputExchange:
     recv_counts: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryPart:
+class HistoryPart(NamedTuple):
     """One bounded piece of a gathered history."""
 
     pages: tuple[torch.Tensor, ...]
@@ -70,8 +65,7 @@ class HistoryPart:
     """Prepared: all queries see all of the piece. None if they select."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gather:
+class Gather(NamedTuple):
     """A span whose history comes to its queries, which are `queries` of this rank's own or full ones."""
 
     full: bool
@@ -83,8 +77,7 @@ class Gather:
     """Prepared: the queries see the span's own tokens, causally. None if they select."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionRows:
+class AttentionRows(NamedTuple):
     num_rows: int
     num_sharded: int
     """Rows [0, num_sharded) are projected here by head."""
