@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from splash.core.errors import ConfigError
+from splash.core.errors import ConfigError, file_errors
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -106,14 +105,8 @@ class Target:
             if self._part is not None:
                 self._part.unlink(missing_ok=True)
 
-    @contextlib.contextmanager
-    def _errors_named(self) -> Iterator[None]:
-        try:
-            yield
-        except BrokenPipeError:  # nobody reads on: no fault of this command
-            raise
-        except OSError as error:
-            raise ConfigError(f"cannot write {self._path}: {error.strerror} ({self._option})") from None
+    def _errors_named(self) -> contextlib.AbstractContextManager[None]:
+        return file_errors(f"write {self._path}", ConfigError, self._option)
 
 
 def target_of(name: str | Path | None, option: str) -> contextlib.AbstractContextManager[Target | None]:

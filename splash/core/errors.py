@@ -1,6 +1,7 @@
 """Every error a user can meet. A message says what was wrong, where, and the option that fixes it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 
@@ -45,6 +46,19 @@ class RankFailure(SplashError):
     """A rank process died or stopped answering; the run cannot go on."""
 
     exit_code = 3
+
+
+@contextmanager
+def file_errors(doing: str, kind: type[SplashError], option: str = "") -> Iterator[None]:
+    """What the system refuses meanwhile is raised as `kind`: "cannot read FILE: why (OPTION)", where `doing` is "read
+    FILE". A pipe that nobody reads any more is no fault of the command: BrokenPipeError stays what it is."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        named = f" ({option})" if option else ""
+        raise kind(f"cannot {doing}: {error.strerror or error}{named}") from None
 
 
 def closest(name: str, known: Iterable[str]) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from splash.core.errors import CheckpointError, RequestError
 from splash.engine.detok import Detokenizer, detokenizers
 from splash.engine.template import ChatTemplate
+from splash.model.folder import folder_errors
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -87,12 +88,8 @@ def _check_text(messages: Sequence[Mapping[str, Any]]) -> None:
 def open_text(folder: str | Path) -> Text | None:
     """The text of a checkpoint folder, or None without tokenizer.json; CheckpointError if its files are damaged."""
     folder = Path(folder)
-    try:
+    with folder_errors(folder):
         return _opened(folder)
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot read {error.filename or folder}: {error.strerror or error} (--model)"
-        ) from None
 
 
 def _opened(folder: Path) -> Text | None:

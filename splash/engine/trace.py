@@ -19,13 +19,13 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, TextIO
 
-from splash.core.errors import SplashError
+from splash.core.errors import SplashError, file_errors
 from splash.core.events import Event, from_json, to_json
 from splash.core.params import SamplingParams
 from splash.core.request import Request
@@ -138,22 +138,14 @@ class TraceWriter:
         with self._errors_named():
             self._out.write(json.dumps({"kind": kind, **data}, separators=(",", ":")) + "\n")
 
-    @contextmanager
-    def _errors_named(self) -> Iterator[None]:
-        try:
-            yield
-        except BrokenPipeError:  # nobody reads on: no fault of this run
-            raise
-        except OSError as error:
-            raise TraceError(f"cannot write the trace {self._file}: {error.strerror} (--trace)") from None
+    def _errors_named(self) -> AbstractContextManager[None]:
+        return file_errors(f"write the trace {self._file}", TraceError, "--trace")
 
 
 def read_trace(file: Path) -> Iterator[Record]:
     """The records of a trace, the header first; TraceError at the first line that is not one."""
-    try:
+    with file_errors(f"read the trace {file}", TraceError):
         lines = sys.stdin if file == PIPE else file.open(encoding="utf-8")
-    except OSError as error:
-        raise TraceError(f"cannot read the trace {file}: {error.strerror}") from None
     with lines:
         number = 0
         for number, line in enumerate(_decoded(lines, file), start=1):

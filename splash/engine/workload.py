@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from splash.core.errors import ConfigError, closest
+from splash.core.errors import ConfigError, closest, file_errors
 from splash.core.params import SamplingParams
 from splash.core.request import check_prompt
 from splash.sim.generators import GENERATORS
@@ -285,9 +285,8 @@ def read_workload(file: Path) -> list[Item]:
     `splash.sim.traces` reads; its requests go on to the length that they had.
     """
     try:
-        text = file.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"cannot read the workload {file}: {error.strerror} (--workload)") from None
+        with file_errors(f"read the workload {file}", ConfigError, "--workload"):
+            text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise ConfigError(
             f"the workload {file} is not UTF-8 text; it must be JSON lines or a trace (--workload)"

@@ -8,7 +8,7 @@ from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
 import splash
-from splash.core.errors import closest
+from splash.core.errors import closest, file_errors
 from splash.hw.profile import HardwareProfile, ProfileError
 
 if sys.version_info >= (3, 11):
@@ -59,9 +59,8 @@ def shipped_folder() -> Path:
 def read_profile(file: Path) -> HardwareProfile:
     """The profile in a TOML file; raises ProfileError with the file and the key of what is wrong."""
     try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ProfileError(f"cannot read the hardware profile {file}: {error.strerror}") from None
+        with file_errors(f"read the hardware profile {file}", ProfileError):
+            table = tomllib.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ProfileError(f"{file} is not valid TOML: {error}") from None
     return profile_from_table(table, name=file.stem, where=str(file))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from splash.core.errors import CheckpointError
-from splash.model.folder import read_object, some, stored_tensors
+from splash.model.folder import folder_errors, read_object, some, stored_tensors
 from splash.model.generation import end_of_text
 from splash.model.scales import find_scales
 from splash.model.tensorfile import StoredTensor
@@ -130,12 +130,8 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
     ConfigError: a model or a quantisation that is not supported.
     """
     folder = Path(folder)
-    try:
+    with folder_errors(folder):
         return _opened(folder)
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot read {error.filename or folder}: {error.strerror or error} (--model)"
-        ) from None
 
 
 def _opened(folder: Path) -> Checkpoint:

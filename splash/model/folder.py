@@ -7,7 +7,8 @@ that names it and them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,17 @@ from splash.model.tensorfile import StoredTensor, read_header, unique_pairs
 
 SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+
+
+@contextmanager
+def folder_errors(folder: Path) -> Iterator[None]:
+    """CheckpointError for what the system refuses in a checkpoint's folder; it names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot read {error.filename or folder}: {error.strerror or error} (--model)"
+        ) from None
 
 
 def read_object(file: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from splash.core.errors import CheckpointError
+from splash.core.errors import CheckpointError, file_errors
 from splash.hw.load import load_profile
 from splash.hw.profile import HardwareProfile
 from splash.sim.settings import Settings
@@ -164,15 +164,16 @@ def _from_folder(folder: Path) -> NamedModel:
 
 
 def _read(file: Path) -> Any:
+    with file_errors(f"read {file}", CheckpointError, "--model"):
+        if not file.exists():
+            known = ", ".join(known_models())
+            raise CheckpointError(
+                f"{file.parent} is neither a checkpoint, it has no {file.name}, nor a known model; known: {known}"
+                " (--model)"
+            )
+        data = file.read_bytes()
     try:
-        return json.loads(file.read_bytes())
-    except FileNotFoundError:
-        known = ", ".join(known_models())
-        raise CheckpointError(
-            f"{file.parent} is neither a checkpoint, it has no {file.name}, nor a known model; known: {known} (--model)"
-        ) from None
-    except OSError as error:
-        raise CheckpointError(f"cannot read {file}: {error.strerror} (--model)") from None
+        return json.loads(data)
     except ValueError as error:
         raise CheckpointError(f"{file} is not valid JSON: {error}") from None
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from splash.core.errors import ConfigError
+from splash.core.errors import ConfigError, file_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,8 @@ def read_records(file: Path) -> Records:
 
 
 def _text(file: Path) -> str:
-    try:
+    with file_errors(f"read the trace {file}", ConfigError, "--workload"):
         data = file.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot read the trace {file}: {error.strerror} (--workload)") from None
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
-from splash.core.errors import ConfigError, SplashError
+from splash.core.errors import ConfigError, SplashError, file_errors
 from splash.core.events import Event, from_json
 from splash.tui.state import Snapshot, ViewState
 from splash.tui.view import Frame
@@ -36,10 +36,8 @@ THEME = TerminalTheme(
 
 def read_events(path: Path) -> Iterator[Event]:
     """The events of a trace: one JSON object a line; records of another kind are passed over."""
-    try:
+    with file_errors(f"read the trace {path}", ConfigError):
         lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ConfigError(f"cannot read the trace {path}: {error.strerror}") from None
     for number, text in enumerate(lines, start=1):
         try:
             data = json.loads(text) if text.strip() else {}
