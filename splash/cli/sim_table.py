@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from splash.cli.reasons import Row, switch_table
+from splash.sim.modes import CHANGES, ORACLE
 from splash.sim.result import Percentiles, RunResult, SwitchRecord
 from splash.tui.palette import LAYOUT_LETTERS, ink, order_of
-from splash.tui.texts import show_target
 from splash.tui.units import plural, show_bytes, show_clock, show_count, show_rate, show_seconds
 
 MAX_SWITCHES = 12
@@ -91,6 +91,8 @@ def _switches(run: RunResult) -> str:
     """`3 in 1.2 s`."""
     if not run.switches:
         return "0"
+    if run.layout == ORACLE:
+        return f"{len(run.switches)}, free"
     return f"{len(run.switches)} in {show_seconds(sum(switch.seconds for switch in run.switches))}"
 
 
@@ -104,8 +106,9 @@ def _shares(run: RunResult) -> Text:
     return Text(", ").join(parts)
 
 
-def _name(layout: str) -> Text:
-    return Text(layout, style=ink(layout) if layout in LAYOUT_LETTERS else "bold")
+def _name(layout: str, shown: str | None = None) -> Text:
+    """In the colour of a layout."""
+    return Text(shown or layout, style=ink(layout) if layout in LAYOUT_LETTERS else "bold")
 
 
 # ---- latencies
@@ -139,28 +142,26 @@ def _switches_of(console: Console, run: RunResult) -> RenderableType:
     """When each was decided, how long it took, what it moved, and why."""
     outcomes = Counter(switch.outcome for switch in run.switches)
     title = f"Switches of {run.layout}: " + ", ".join(f"{n} {name}" for name, n in outcomes.items())
-    rows: list[Row] = [(_cells(switch), _reason(switch)) for switch in run.switches[:MAX_SWITCHES]]
+    if run.layout in CHANGES:
+        title += f"; {CHANGES[run.layout]}"
+    columns = ("at", "switch") if run.layout == ORACLE else ("at", "switch", "took", "moved", "steps")
+    shown = run.switches[:MAX_SWITCHES]
+    rows: list[Row] = [(_cells(switch)[: len(columns)], _reason(switch)) for switch in shown]
     if len(run.switches) > MAX_SWITCHES:
         more = Text(f"{len(run.switches) - MAX_SWITCHES} more; --json has all")
-        rows.append((["…", *[""] * 4], more))
-    columns = ("at", "switch", "took", "moved", "steps")
+        rows.append((["…", *[""] * (len(columns) - 1)], more))
     return switch_table(console, title, columns, rows, words=("switch",))
 
 
 def _cells(switch: SwitchRecord) -> list[str | Text]:
+    """As the columns; of a switch that costs nothing the first two have a meaning."""
     return [
         show_clock(switch.time_s),
-        Text.assemble(
-            _target(switch.old, switch.old_striped_from), " → ", _target(switch.new, switch.new_striped_from)
-        ),
+        Text.assemble(_name(switch.old, switch.old_target), " → ", _name(switch.new, switch.new_target)),
         show_seconds(switch.seconds),
         show_bytes(switch.bytes),
         show_count(switch.steps),
     ]
-
-
-def _target(layout: str, striped_from: int | None) -> Text:
-    return Text(show_target(layout, striped_from), style=ink(layout))
 
 
 def _reason(switch: SwitchRecord) -> Text:

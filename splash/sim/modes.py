@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from splash.core.config import Objective
 from splash.core.errors import ConfigError, closest
-from splash.core.events import EventSink
+from splash.core.events import Event, EventSink, SwitchDone
 from splash.layout.layouts import LAYOUTS, TP
 from splash.sched.policy import Decision, Load, Policy
 from splash.sched.predictive import CAUTIOUS, RECKLESS, PredictivePolicy
@@ -30,6 +30,11 @@ MODES = (*LAYOUTS, AUTO, ORACLE, RESTART)
 ALL = "all"
 RESTART_S = 45.0
 """From the last token of the old deployment to the first step of the new one."""
+CHANGES = {
+    RESTART: f"each lets all requests end, then stops for {RESTART_S:g} s",
+    ORACLE: "each takes no time and moves nothing",
+}
+"""What a switch is, in modes where it is not made live."""
 UNLIMITED = 1 << 60
 
 NO_TARGETS = Targets()
@@ -49,12 +54,44 @@ class Aim:
 ANY_SPEED = Aim()
 
 
+class Relay:
+    """Hands events on to `sinks`. The switch of a restart is told when service goes on, and from when it was decided:
+    that all ended and nobody was served in between is what it costs."""
+
+    def __init__(self, sinks: Iterable[EventSink]) -> None:
+        self._sinks = tuple(sinks)
+        self._decided: tuple[float, int] | None = None
+        """(time, step) of a restart that is under way."""
+        self._held: SwitchDone | None = None
+
+    def __call__(self, event: Event) -> None:
+        if self._decided is not None and isinstance(event, SwitchDone):
+            self._held = event
+            return
+        for sink in self._sinks:
+            sink(event)
+
+    def begin(self, now_s: float, step: int) -> None:
+        """A restart has been decided."""
+        self._decided = now_s, step
+
+    def end(self, now_s: float) -> None:
+        """Service goes on."""
+        assert self._decided is not None
+        (decided_s, decided_step), held = self._decided, self._held
+        self._decided = self._held = None
+        if held is not None:  # a target that does not fit was refused
+            took = {"steps": held.step - decided_step, "seconds": now_s - decided_s}
+            self(replace(held, t=now_s, max_boundary_s=RESTART_S, **took))
+
+
 class Restarting:
     """A policy whose changes, after the first step, are not made at once: `wish` is what it would change to."""
 
     name = "restart (cost model)"
 
     def __init__(self, policy: Policy) -> None:
+        self.relay = Relay(())
         self._policy = policy
         self.period_steps = policy.period_steps
         self.calm_period_steps = policy.calm_period_steps
@@ -113,9 +150,11 @@ def serve(running: Simulation, policy: Policy | None) -> None:
 
 
 def better(free: RunResult, fixed: Sequence[RunResult]) -> RunResult:
-    """The oracle: free switches, or the best fixed layout where that serves more tokens a second."""
+    """The oracle: free switches, or the best fixed layout where that serves more tokens a second. Its switches take
+    and move nothing, whatever the steps were in which they were made."""
     best = max((free, *fixed), key=lambda run: run.output_tokens_per_s)
-    return replace(best, layout=ORACLE)
+    switches = tuple(replace(switch, seconds=0.0, bytes=0, steps=0) for switch in best.switches)
+    return replace(best, layout=ORACLE, switches=switches)
 
 
 def policy_for(
@@ -154,6 +193,9 @@ def simulation(
             config, copy_share=1.0, copy_bandwidth=float(UNLIMITED), copy_bytes_per_step=UNLIMITED
         )
     target = mode if mode in LAYOUTS else TP.name
+    if isinstance(policy, Restarting):
+        policy.relay = Relay(sinks)
+        sinks = (policy.relay,)
     return Simulation(
         scheduler=lambda clock, emit: deployment.scheduler(
             clock, emit, target=target, policy=policy, config=config
@@ -175,6 +217,7 @@ def _restart(simulation: Simulation, policy: Restarting) -> None:
     """Serve what runs to its end, admitting nobody; stop; go on in the wanted layout."""
     assert policy.wish is not None
     scheduler = simulation.scheduler
+    policy.relay.begin(simulation.now_s, scheduler.next_step - 1)
     scheduler.admission.open = False
     while scheduler.running:
         simulation.step()
@@ -183,5 +226,6 @@ def _restart(simulation: Simulation, policy: Restarting) -> None:
     while scheduler.switching:
         simulation.step()
     simulation.pause(round(RESTART_S * NANOSECONDS))
+    policy.relay.end(simulation.now_s)
     scheduler.admission.open = True
     policy.wish = None

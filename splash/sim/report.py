@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from splash.sim.charts import BACKGROUND, GRID, INK, Colors, Figure, comparison, latencies, timeline
+from splash.sim.modes import CHANGES
 from splash.sim.result import Percentiles, RunResult
 
 MAX_SWITCHES = 500
@@ -141,7 +142,7 @@ def _switches(runs: Sequence[RunResult]) -> list[str]:
             _row(
                 [
                     f"{switch.time_s:,.2f}",
-                    f"{switch.old} → {switch.new}",
+                    f"{switch.old_target} → {switch.new_target}",
                     f"{switch.seconds:.3g}",
                     f"{switch.bytes / 2**30:,.2f}",
                     f"{switch.steps:,}",
@@ -152,7 +153,8 @@ def _switches(runs: Sequence[RunResult]) -> list[str]:
             )
             for switch in run.switches[:MAX_SWITCHES]
         ]
-        parts.append(f"<h3>{escape(run.layout)}: {len(run.switches):,}</h3>")
+        what = f"; {CHANGES[run.layout]}" if run.layout in CHANGES else ""
+        parts.append(f"<h3>{escape(run.layout)}: {len(run.switches):,}{escape(what)}</h3>")
         parts.append(_table(["at, s", "switch", "took, s", "GiB", "steps", "outcome", "reason"], rows))
         if len(run.switches) > MAX_SWITCHES:
             parts.append(f"<p>The first {MAX_SWITCHES} are shown; --json has all.</p>")

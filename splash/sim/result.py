@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from splash.sched.target import target_named
+
 Floats = NDArray[np.float64]
 
 
@@ -131,6 +133,15 @@ class SwitchRecord:
     old_striped_from: int | None = None
     new_striped_from: int | None = None
     """Tokens from which requests of the owner layout are striped; None: none is."""
+
+    @property
+    def old_target(self) -> str:
+        """By its whole name."""
+        return str(target_named(self.old, self.old_striped_from))
+
+    @property
+    def new_target(self) -> str:
+        return str(target_named(self.new, self.new_striped_from))
 
 
 @dataclass(frozen=True, slots=True)

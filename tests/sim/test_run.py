@@ -16,6 +16,7 @@ from splash.core.events import (
     RequestAdmitted,
     RequestFinished,
     StepDone,
+    SwitchDone,
     TargetChanged,
 )
 from splash.layout.layouts import LAYOUTS
@@ -167,6 +168,16 @@ def test_the_oracle_is_at_least_the_best_fixed_layout() -> None:
     assert better(free, fixed).layout == ORACLE
 
 
+def test_free_switches_take_nothing() -> None:
+    """Red when the steps in which the oracle's switches were made look like a price."""
+    workload = load("rl-drain:prompts=32,samples=8,cap=3000", seed=0)
+    free = simulate(deployed("deepseek-v3.2"), workload, ORACLE, stopwatch=lambda: 0.0)
+    assert any(switch.seconds for switch in free.switches)
+    found = better(free, [])
+    assert len(found.switches) == len(free.switches)
+    assert {(switch.seconds, switch.bytes, switch.steps) for switch in found.switches} == {(0.0, 0, 0)}
+
+
 class Wishes:
     """Wants another layout from step 20 on."""
 
@@ -195,6 +206,13 @@ def test_a_restart_lets_everybody_end_and_serves_nobody_for_its_time() -> None:
     assert admitted[0][1] == admitted[1][1] == "tp"
     assert admitted[2][1] == "dp"
     assert admitted[2][0] >= max(finished[0], finished[1]) + RESTART_S
+    (switch,) = [event for event in events if isinstance(event, SwitchDone)]
+    decided_s = switch.t - switch.seconds
+    assert decided_s < min(finished[0], finished[1]), "it is told from its decision"
+    assert switch.t == pytest.approx(max(finished[0], finished[1]) + RESTART_S, abs=0.1)
+    assert switch.max_boundary_s == RESTART_S
+    assert switch.step - switch.steps == 20
+    assert [event.t for event in events] == sorted(event.t for event in events)
 
 
 def test_closed_loop_turns_follow_each_other() -> None:

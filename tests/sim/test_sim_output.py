@@ -45,9 +45,22 @@ def test_the_tables_have_every_figure() -> None:
     assert f"{result.goodput_requests_per_s:.3g}" in text
     assert "dop 60%, tp 40%" in text or "tp 40%, dop 60%" in text
     assert "2 in 1.00 s" in text
+    assert "each lets all requests end, then stops for 45 s" not in text
     assert "3.0 GiB" in text
     assert "12.1 ms against 14.9 ms" in text
     assert "superseded" in text
+
+
+def test_what_a_switch_costs_is_said_of_every_kind() -> None:
+    """Red when a restart or a free switch is listed as if it had been made live."""
+    text = " ".join(_shown([run("restart")]).split())
+    assert (
+        "Switches of restart: 1 done, 1 superseded; each lets all requests end, then stops for 45 s" in text
+    )
+    text = " ".join(_shown([run("oracle")]).split())
+    assert "2, free" in text
+    assert "takes no time and moves nothing" in text
+    assert "took" not in text
 
 
 def test_the_tables_are_tables_at_eighty_columns() -> None:
