@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import click
 
+from splash.cli.numbers import Whole
+
 OUTCOME_STYLES = {"passed": "green", "failed": "bold red", "not supported": "yellow"}
 
 
 @click.command("conformance")
 @click.option("--backend", metavar="NAME", default="cpu", show_default=True, help="Name of a port.")
-@click.option("--ranks", type=click.IntRange(min=1), multiple=True, help="Repeat for more.  [default: 1, 2]")
+@click.option("--ranks", type=Whole(min=1), multiple=True, help="Repeat for more.  [default: 1, 2]")
 def command(backend: str, ranks: tuple[int, ...]) -> int:
     """Check a port: collectives, memory and copies, attention. Exits with 1 if a check fails."""
     from rich.console import Console

@@ -8,8 +8,16 @@ from typing import Any
 import click
 
 
+class Whole(click.IntRange):
+    """A whole number of a range, called that in messages and help."""
+
+    name = "integer"
+
+
 class Finite(click.FloatRange):
     """A number of a range that is one: comparisons alone let nan pass, and infinity."""
+
+    name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))

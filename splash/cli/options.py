@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 import splash
-from splash.cli.numbers import FROM_ZERO, POSITIVE, SHARE
+from splash.cli.numbers import FROM_ZERO, POSITIVE, SHARE, Finite, Whole
 from splash.core.config import EngineConfig, PolicyConfig, SchedulerConfig
 from splash.core.params import SamplingParams
 from splash.layout.layouts import LAYOUTS
@@ -215,7 +215,7 @@ OPTIONS = (
     click.option("--require-device", is_flag=True, help="Refuse to simulate."),
     click.option(
         "--ranks",
-        type=click.IntRange(min=1),
+        type=Whole(min=1),
         default=ENGINE.ranks,
         help="Ranks of the deployment." + _default(ENGINE.ranks, f"{SIMULATED.ranks}, or fewer"),
     ),
@@ -252,11 +252,11 @@ OPTIONS = (
         metavar="NAME|FILE",
         help="default, burst, long, steady, or a file with a JSON object a line: prompt or token_ids, and optionally"
         " max_tokens, arrival_s, arrival_step and sampling parameters; or a trace of lengths, as `splash sim` takes."
-        " Simulated: what `splash sim` takes." + _default("default", "chats, long prompts and rollouts"),
+        " Simulated: default (chats, long prompts and rollouts) or what `splash sim` takes.  [default: default]",
     ),
     click.option(
         "--max-tokens",
-        type=click.IntRange(min=1),
+        type=Whole(min=1),
         help="Output tokens of a request that does not say, a cap for one that does."
         + _default(DEFAULT_MAX_TOKENS, "no cap"),
     ),
@@ -296,28 +296,28 @@ OPTIONS = (
     ),
     click.option(
         "--temperature",
-        type=float,
+        type=Finite(),
         default=0.0,
         show_default=True,
         help="0 is greedy, whatever generation_config.json says.",
     ),
-    click.option("--top-k", type=int, default=0, help="Keep the k most likely tokens; 0 keeps all."),
+    click.option("--top-k", type=Whole(), default=0, help="Keep the k most likely tokens; 0 keeps all."),
     click.option(
-        "--top-p", type=float, default=1.0, help="Keep the likeliest tokens that make up this probability."
+        "--top-p", type=Finite(), default=1.0, help="Keep the likeliest tokens that make up this probability."
     ),
-    click.option("--min-p", type=float, default=0.0, help="Keep tokens this likely, relative to the best."),
+    click.option(
+        "--min-p", type=Finite(), default=0.0, help="Keep tokens this likely, relative to the best."
+    ),
     click.option(
         "--seed",
-        type=click.IntRange(min=0),
+        type=Whole(min=0),
         default=ENGINE.seed,
         show_default=True,
         help="Of the sampling and of the named workloads.",
     ),
     click.option("--ignore-eos", is_flag=True, help="Go on to max-tokens whatever is sampled."),
-    click.option("--kv-pages", type=click.IntRange(min=1), help="KV pages per rank beside the weight slots."),
-    click.option(
-        "--pool-mib", type=click.IntRange(min=1), help="Size of each rank's pool, weight slots included."
-    ),
+    click.option("--kv-pages", type=Whole(min=1), help="KV pages per rank beside the weight slots."),
+    click.option("--pool-mib", type=Whole(min=1), help="Size of each rank's pool, weight slots included."),
     click.option(
         "--replicas",
         type=click.Choice(["keep", "drop"]),
@@ -327,32 +327,32 @@ OPTIONS = (
     ),
     click.option(
         "--token-budget",
-        type=click.IntRange(min=1),
+        type=Whole(min=1),
         default=SCHEDULER.token_budget,
         help="Rows of a step." + _default(SCHEDULER.token_budget, SIMULATED.token_budget),
     ),
     click.option(
         "--max-chunk",
-        type=click.IntRange(min=1),
+        type=Whole(min=1),
         default=SCHEDULER.max_chunk,
         help="Rows of one prompt chunk." + _default(SCHEDULER.max_chunk, "the token budget"),
     ),
     click.option(
         "--max-running",
-        type=click.IntRange(min=1),
+        type=Whole(min=1),
         default=SCHEDULER.max_running,
         help="Requests that run at once." + _default(SCHEDULER.max_running, SIMULATED.max_running),
     ),
     click.option(
         "--max-model-len",
-        type=click.IntRange(min=2),
+        type=Whole(min=2),
         default=SCHEDULER.max_model_len,
         help="Prompt and output tokens of a request together, at most; never more than the model's."
         + _default(SCHEDULER.max_model_len, "the model's"),
     ),
     click.option(
         "--copy-share",
-        type=float,
+        type=Finite(),
         default=SCHEDULER.copy_share,
         help="Share of a step's time that background copies may take; simulated: of the copy bandwidth."
         + _default(f"{SCHEDULER.copy_share:g}", f"{COPY_SHARE:g}"),
@@ -370,7 +370,7 @@ OPTIONS = (
     ),
     click.option(
         "--request-tokens",
-        type=click.IntRange(min=1),
+        type=Whole(min=1),
         help="Simulated: tokens of a typical request, over which a recurrent state is shared out.",
     ),
 )

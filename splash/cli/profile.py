@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from splash.cli.numbers import Whole
 from splash.cli.output import STDOUT, Target
 
 if TYPE_CHECKING:
@@ -25,9 +26,7 @@ TIMEOUT_S = 600.0
     show_default=True,
     help="The port whose device is measured.",
 )
-@click.option(
-    "--ranks", type=click.IntRange(min=1), default=2, show_default=True, help="Ranks that run at once."
-)
+@click.option("--ranks", type=Whole(min=1), default=2, show_default=True, help="Ranks that run at once.")
 @click.option(
     "--out",
     "-o",

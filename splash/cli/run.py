@@ -34,10 +34,10 @@ MAX_SHOWN = 10
 
 def _jobs(options: Options, deployment: Deployment) -> list[Job]:
     """Every request of the run, checked before anything is started."""
-    from splash.engine.workload import Item, MadeUp, ids_for, load_workload, ready
+    from splash.engine.workload import DEFAULT, Item, MadeUp, ids_for, load_workload, ready
 
     items = [Item(text) for text in options.prompt]
-    items = items or load_workload(options.workload or "default", seed=options.seed)
+    items = items or load_workload(options.workload or DEFAULT, seed=options.seed)
     check = _checker(deployment, verify=options.verify)
 
     def token_ids(prompt: str | MadeUp) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from splash.cli.deploy_options import DeployOptions, with_deployment
-from splash.cli.numbers import POSITIVE
+from splash.cli.numbers import POSITIVE, Whole
 from splash.cli.output import json_text, output_console, target_of
 from splash.core.errors import RequestError
 from splash.core.events import EventSink
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     help="Seconds to the first token of a good request.",
 )
 @click.option("--tpot", type=POSITIVE, help="Seconds a token of a good request.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of a named workload.")
+@click.option("--seed", type=Whole(min=0), default=0, show_default=True, help="Of a named workload.")
 @click.option(
     "--json",
     "json_file",

@@ -11,7 +11,7 @@ from splash.cli.deploy_options import DeployOptions
 from splash.cli.hardware import Elsewhere
 from splash.cli.options import SPEED, Options
 from splash.cli.output import json_text, output_console, target_of
-from splash.core.errors import PortError, RequestError
+from splash.core.errors import ConfigError, PortError, RequestError
 from splash.core.events import Event, EventSink, RunFinished
 
 if TYPE_CHECKING:
@@ -97,13 +97,18 @@ def _given(options: Options, *names: str) -> dict[str, Any]:
 
 
 def _workload(options: Options, deployment: SimDeployment) -> Workload:
+    from splash.engine.workload import DEFAULT, WORKLOADS
+    from splash.sim.generators import GENERATORS
     from splash.sim.showcase import showcase
     from splash.sim.traces import load
 
-    if options.workload is None:
-        workload = showcase(deployment, seed=options.seed)
-    else:
-        workload = load(options.workload, seed=options.seed)
+    name = options.workload or DEFAULT
+    if name in {*WORKLOADS} - {*GENERATORS, DEFAULT}:
+        raise ConfigError(
+            f"the workload '{name}' is of texts for ranks that compute, and {options.hw} is simulated here; known:"
+            f" {', '.join((DEFAULT, *GENERATORS))}, or a file of one request a line, CSV or JSON (--workload)"
+        )
+    workload = showcase(deployment, seed=options.seed) if name == DEFAULT else load(name, seed=options.seed)
     return workload if options.max_tokens is None else workload.capped(options.max_tokens)
 
 

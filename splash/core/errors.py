@@ -61,6 +61,18 @@ def file_errors(doing: str, kind: type[SplashError], option: str = "") -> Iterat
         raise kind(f"cannot {doing}: {error.strerror or error}{named}") from None
 
 
+KINDS: dict[type, str] = {
+    str: "text",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    list: "a list",
+    dict: "an object",
+    type(None): "null",
+}
+"""What values of JSON and TOML files are called in messages, by their type here."""
+
+
 def closest(name: str, known: Iterable[str]) -> str:
     """For a message about an unknown name: ` (did you mean 'x'?)`, or nothing when none is close."""
     found = get_close_matches(name, list(known), n=1)

@@ -184,7 +184,9 @@ def _record(line: str, file: Path, number: int) -> Record:
         return _PARSERS[kind](data)
     except KeyError as error:
         raise TraceError(f"{where}: {kind} lacks the field {error}") from None
-    except (ValueError, TypeError, SplashError) as error:
+    except TypeError:  # of a constructor, in Python's words
+        raise TraceError(f"{where}: a field of {kind} is not what this splash writes there") from None
+    except (ValueError, SplashError) as error:
         raise TraceError(f"{where}: {error}") from None
 
 

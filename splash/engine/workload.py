@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from splash.core.errors import ConfigError, closest, file_errors
+from splash.core.errors import KINDS, ConfigError, closest, file_errors
 from splash.core.params import SamplingParams
 from splash.core.request import check_prompt
 from splash.sim.generators import GENERATORS
+from splash.sim.records import TraceError, json_object
 from splash.sim.traces import LENGTHS, read_trace
 from splash.sim.workload import Workload
 
@@ -119,8 +120,9 @@ def _drain_length(rng: random.Random) -> int:
     return min(600, 60 + int(rng.expovariate(1 / 120)))
 
 
+DEFAULT = "default"
 WORKLOADS: dict[str, Callable[[random.Random], list[Item]]] = {
-    "default": _default,
+    DEFAULT: _default,
     "burst": _burst,
     "long": _long,
     "steady": _steady,
@@ -295,7 +297,7 @@ def read_workload(file: Path) -> list[Item]:
         return _trace_items(read_trace(file))
     items = list(_items(text.splitlines(), file))
     if not items:
-        raise ConfigError(f"the workload {file} has no request; write one JSON object a line")
+        raise TraceError(file, 1, "there is no request; write one JSON object a line")
     return items
 
 
@@ -332,13 +334,12 @@ def _items(lines: list[str], file: Path) -> Iterator[Item]:
         if not line.strip():
             continue
         try:
-            item = replace(
-                _parsed(json.loads(line, parse_constant=_no_constant)), place=f"{file.name}:{number}"
-            )
+            data = json_object(line, parse_constant=_no_constant)
+            item = replace(_parsed(data), place=f"{file.name}:{number}")
             if item.when.time_s < last.time_s or item.when.step < last.step:
                 raise ValueError("it arrives before the request above it; sort the lines by arrival")
-        except (ValueError, TypeError) as error:
-            raise ConfigError(f"{file}:{number}: {error}") from None
+        except ValueError as error:
+            raise TraceError(file, number, str(error)) from None
         last = item.when
         yield item
 
@@ -347,9 +348,7 @@ def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is not a number that can be used")
 
 
-def _parsed(data: object) -> Item:
-    if not isinstance(data, dict):
-        raise ValueError(f"expected a JSON object, found {type(data).__name__}")
+def _parsed(data: dict[str, Any]) -> Item:
     unknown = [key for key in data if key not in _KEYS]
     if unknown:
         raise ValueError(f"unknown key '{unknown[0]}'; known: {', '.join(_KEYS)}")
@@ -381,7 +380,7 @@ def _typed(data: dict[str, Any], key: str, kind: type) -> Any:
     if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:
-        raise ValueError(f"{key} is {value!r}; it must be of type {kind.__name__}")
+        raise ValueError(f"{key} is {value!r}; it must be {KINDS[kind]}")
     return value
 
 
@@ -394,5 +393,5 @@ def _from_zero(data: dict[str, Any], key: str, kind: type) -> Any:
 
 def _token_ids(value: object, key: str) -> tuple[int, ...]:
     if not isinstance(value, list) or any(type(item) is not int for item in value):
-        raise ValueError(f"{key} must be a list of integers")
+        raise ValueError(f"{key} must be a list of whole numbers")
     return tuple(value)

@@ -8,7 +8,7 @@ from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
 import splash
-from splash.core.errors import closest, file_errors
+from splash.core.errors import KINDS, closest, file_errors
 from splash.hw.profile import HardwareProfile, ProfileError
 
 if sys.version_info >= (3, 11):
@@ -130,7 +130,7 @@ def _table(value: object, *, where: str, key: str) -> Mapping[str, Any]:
 
 
 def _article(kind: Any) -> str:
-    return "a list of strings" if get_origin(kind) is tuple else f"a {kind.__name__}"
+    return "a list of text" if get_origin(kind) is tuple else KINDS[kind]
 
 
 def _check_keys(

@@ -80,9 +80,10 @@ class Relay:
         assert self._decided is not None
         (decided_s, decided_step), held = self._decided, self._held
         self._decided = self._held = None
-        if held is not None:  # a target that does not fit was refused
-            took = {"steps": held.step - decided_step, "seconds": now_s - decided_s}
-            self(replace(held, t=now_s, max_boundary_s=RESTART_S, **took))
+        if held is None:
+            return  # a target that does not fit was refused
+        steps, took_s = held.step - decided_step, now_s - decided_s
+        self(replace(held, t=now_s, steps=steps, seconds=took_s, max_boundary_s=RESTART_S))
 
 
 class Restarting:

@@ -32,16 +32,20 @@ def parsed(name: str, settings: str) -> Generator:
         key, equals, value = (part.strip() for part in setting.partition("="))
         if key not in defaults:
             known = ", ".join(f"{known}={default}" for known, default in defaults.items())
-            raise ConfigError(f"{name} has no parameter '{key}'{closest(key, defaults)}; it has {known}")
+            raise ConfigError(
+                f"{name} has no parameter '{key}'{closest(key, defaults)}; it has {known} (--workload)"
+            )
         if not equals:
-            raise ConfigError(f"{name}: parameter {key} has no value; write {key}={defaults[key]}")
+            raise ConfigError(
+                f"{name}: parameter {key} has no value; write {key}={defaults[key]} (--workload)"
+            )
         if key in values:
-            raise ConfigError(f"{name}: parameter {key} is given twice")
+            raise ConfigError(f"{name}: parameter {key} is given twice (--workload)")
         values[key] = _number(value, key=key, where=name, whole=isinstance(defaults[key], int))
     try:
         return kind(**values)
     except ConfigError as error:
-        raise ConfigError(f"{name}: {error}") from None
+        raise ConfigError(f"{name}: {error} (--workload)") from None
 
 
 def described(generator: Generator) -> str:
@@ -52,7 +56,10 @@ def described(generator: Generator) -> str:
 def _at_rate(generator: Generator, name: str, rate: float) -> Generator:
     if "rate" not in {field.name for field in fields(generator)}:
         raise ConfigError(f"{name} arrives all at once: it has no rate to set (--rate)")
-    return replace(generator, rate=rate)
+    try:
+        return replace(generator, rate=rate)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error} (--rate)") from None
 
 
 def _number(text: str, *, key: str, where: str, whole: bool) -> float:
@@ -60,7 +67,7 @@ def _number(text: str, *, key: str, where: str, whole: bool) -> float:
     try:
         value = int(text) if whole else float(text)
     except ValueError:
-        raise ConfigError(f"{where}: {key} is '{text}'; it must be {kind}") from None
+        raise ConfigError(f"{where}: {key} is '{text}'; it must be {kind} (--workload)") from None
     if not math.isfinite(value):
-        raise ConfigError(f"{where}: {key} is {text}; it must be {kind}")
+        raise ConfigError(f"{where}: {key} is {text}; it must be {kind} (--workload)")
     return value

@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from splash.core.errors import ConfigError, file_errors
+from splash.core.errors import KINDS, ConfigError, file_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class Records:
 
 
 class TraceError(ConfigError):
-    """A trace is not usable; the message begins with the file and the line."""
+    """A file of requests is not usable; the message begins with the file and the line."""
 
     def __init__(self, file: Path, line: int, what: str) -> None:
-        super().__init__(f"{file}:{line}: {what}")
+        super().__init__(f"{file}:{line}: {what} (--workload)")
 
 
 def read_records(file: Path) -> Records:
@@ -42,7 +42,7 @@ def read_records(file: Path) -> Records:
     text = _text(file)
     start = text.lstrip()
     if not start:
-        raise TraceError(file, 1, "the file is empty; a trace has one request a line (--workload)")
+        raise TraceError(file, 1, "the file is empty; a trace has one request a line")
     if start[0] == "[":
         raise TraceError(file, 1, "this is a JSON array; write one object a line")
     rows = list(_json_rows(text, file) if start[0] == "{" else _csv_rows(text, file))
@@ -92,9 +92,19 @@ def _json_rows(text: str, file: Path) -> Iterator[Row]:
         if not line.strip():
             continue
         try:
-            values = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise TraceError(file, number, f"not JSON: {error}") from None
-        if not isinstance(values, dict):
-            raise TraceError(file, number, f"expected a JSON object, found {type(values).__name__}")
-        yield Row(number, values)
+            yield Row(number, json_object(line))
+        except ValueError as error:
+            raise TraceError(file, number, str(error)) from None
+
+
+def json_object(line: str, *, parse_constant: Callable[[str], Any] | None = None) -> dict[str, Any]:
+    """The object on a line of JSON, `parse_constant` as of `json.loads`; ValueError says at which column it is none."""
+    try:
+        value = json.loads(line, parse_constant=parse_constant)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON, at column {error.colno}: {error.msg}") from None
+    except RecursionError:
+        raise ValueError("not JSON that can be read: it is nested too deeply") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"expected a JSON object, found {KINDS[type(value)]}")
+    return value

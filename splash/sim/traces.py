@@ -49,7 +49,7 @@ def load(name: str, *, seed: int, rate: float | None = None) -> Workload:
     if not name or (not path.exists() and not path.suffix and "/" not in name):
         raise ConfigError(
             f"unknown workload '{name}'{closest(name.partition(':')[0], GENERATORS)}; known: {', '.join(GENERATORS)},"
-            " or a file of one request a line (CSV or JSON lines)"
+            " or a file of one request a line, CSV or JSON (--workload)"
         )
     workload = read_trace(path)
     if rate is None:

@@ -56,7 +56,7 @@ def test_json_lines_keep_their_types(tmp_path: Path) -> None:
         (b"a,b\n1\n", 2, "1 fields, but the header has 2"),
         (b"a, b,a\n1,2,3\n", 1, "two columns are called 'a'"),
         (b'{"a": 1}\n{"a": \n', 2, "not JSON"),
-        (b'{"a": 1}\n7\n', 2, "expected a JSON object, found int"),
+        (b'{"a": 1}\n7\n', 2, "expected a JSON object, found a whole number"),
         (b"a,b\n1,2\n1,\xff\n", 3, "not UTF-8"),
     ],
 )

@@ -206,6 +206,12 @@ def test_what_no_device_understands_is_refused(
     [
         (("--model", "glm-5.4"), "unknown model 'glm-5.4'"),
         (("--workload", "stedy"), "did you mean 'steady'?"),
+        (
+            ("--workload", "long"),
+            "is of texts for ranks that compute, and dcu is simulated here; known: default, rl",
+        ),
+        (("--ranks", "many"), "'many' is not a valid integer"),
+        (("--memory-fraction", "half"), "'half' is not a valid number"),
         (("--layout", "oracle"), "unknown layout 'oracle'"),
         (("--ranks", "3"), "3"),
         (("--policy", "thresholds"), "a simulation decides by predicted times"),
@@ -285,6 +291,16 @@ def test_the_default_load_overloads_what_it_is_shown_on(hw: str) -> None:
     assert max(x.output_tokens for x in workload.arrivals) == MAX_OUTPUT
     assert workload.arrivals[-1].group is not None
     assert showcase(deployment, seed=0) == workload != showcase(deployment, seed=1)
+
+
+def test_default_is_the_name_of_what_is_served_without_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Red when a name that help lists is unknown on simulated hardware."""
+    few = ("--hw", "dcu", "--max-tokens", 2, "--no-tui")
+    unnamed, named = _json(capsys, *few), _json(capsys, *few, "--workload", "default")
+    assert named["workload"] == unnamed["workload"]
+    assert named["workload"]["name"] == "phase-shift"
 
 
 def test_help_names_the_options() -> None:

@@ -162,8 +162,8 @@ LINE = '{"arrival_s": 0, "prompt_tokens": 5, "output_tokens": 5}\n'
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,5,5\nyesterday,5,5\n", 3, "'yesterday'; it"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,5,5\nNaT,5,5\n", 3, "'NaT'; it must be a date"),
         ("[]", 1, "a JSON array; write one object a line"),
-        (LINE + "{", 2, "not JSON"),
-        (LINE + "5\n", 2, "expected a JSON object, found int"),
+        (LINE + "{", 2, "not JSON, at column 2: "),
+        (LINE + "5\n", 2, "expected a JSON object, found a whole number"),
         (LINE + '{"arrival_s": 1, "prompt_tokens": 5}\n', 2, "output_tokens is missing"),
         (LINE + '{"arrival_s": NaN, "prompt_tokens": 5, "output_tokens": 5}\n', 2, "arrival_s is nan"),
         (LINE + '{"arrival_s": 1, "prompt_tokens": true, "output_tokens": 5}\n', 2, "prompt_tokens is True"),
@@ -181,10 +181,11 @@ LINE = '{"arrival_s": 0, "prompt_tokens": 5, "output_tokens": 5}\n'
     ],
 )  # fmt: skip
 def test_a_bad_row_is_named(tmp_path: Path, text: str, line: int, complaint: str) -> None:
-    """Red when a broken trace is simulated, or refused without file and line."""
+    """Red when a broken trace is simulated, or refused without file, line and option."""
     with pytest.raises(ConfigError) as error:
         _read(tmp_path, text)
     assert str(error.value).startswith(f"{tmp_path / 'trace.dat'}:{line}: ")
+    assert str(error.value).endswith(" (--workload)")
     assert complaint in str(error.value)
 
 

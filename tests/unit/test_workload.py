@@ -105,15 +105,15 @@ def test_a_broken_trace_is_named_by_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ('{"prompt": "x"', "Expecting"),
-        ("[]", "expected a JSON object, found list"),
+        ('{"prompt": "x"', "not JSON, at column 15: Expecting"),
+        ("[]", "expected a JSON object, found a list"),
         ('{"max_tokens": 3}', "give either prompt or token_ids"),
         ('{"prompt": "x", "token_ids": [1]}', "give either prompt or token_ids"),
-        ('{"prompt": 3}', "prompt is 3; it must be of type str"),
-        ('{"token_ids": [1, "2"]}', "token_ids must be a list of integers"),
+        ('{"prompt": 3}', "prompt is 3; it must be text"),
+        ('{"token_ids": [1, "2"]}', "token_ids must be a list of whole numbers"),
         ('{"prompt": "x", "max_token": 3}', "unknown key 'max_token'"),
-        ('{"prompt": "x", "max_tokens": 1.5}', "max_tokens is 1.5"),
-        ('{"prompt": "x", "max_tokens": true}', "max_tokens is True"),
+        ('{"prompt": "x", "max_tokens": 1.5}', "max_tokens is 1.5; it must be a whole number"),
+        ('{"prompt": "x", "max_tokens": true}', "max_tokens is True; it must be a whole number"),
         ('{"prompt": "x", "arrival_s": NaN}', "NaN"),
         ('{"prompt": "x", "arrival_s": -1}', "arrival_s is -1.0; it must be from 0 to"),
         ('{"prompt": "x", "arrival_s": 1}', "sort the lines"),
@@ -126,6 +126,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, complaint: str) -> None:
     with pytest.raises(ConfigError) as error:
         read_workload(file)
     assert str(error.value).startswith(f"{file}:2: ")
+    assert str(error.value).endswith(" (--workload)")
     assert complaint in str(error.value)
 
 
@@ -135,7 +136,7 @@ def test_what_is_no_workload_is_refused(tmp_path: Path) -> None:
     for name, complaint in {
         "brust": "unknown workload 'brust' .did you mean 'burst'.*; known: default, burst, long, steady",
         str(tmp_path / "missing.jsonl"): "cannot read the workload",
-        str(tmp_path / "empty.jsonl"): "has no request",
+        str(tmp_path / "empty.jsonl"): "empty.jsonl:1: there is no request",
         str(tmp_path): "cannot read the workload",
     }.items():
         with pytest.raises(ConfigError, match=complaint):
