@@ -75,9 +75,9 @@ def _run(arguments: Sequence[str] | None) -> int:
     except SplashError as error:
         return _fail(error, str(error), error.exit_code)
     except Interrupted as error:
-        return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        return INTERRUPTED
+        return _fail(error, "interrupted", error.exit_code)
+    except (KeyboardInterrupt, click.Abort) as error:
+        return _fail(error, "interrupted", INTERRUPTED)
     except BrokenPipeError:
         sys.stdout = None  # nobody reads on: nothing is left to flush
         return 1

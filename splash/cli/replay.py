@@ -23,6 +23,7 @@ def command(file: Path, speed: float, no_tui: bool) -> None:
     """Play a trace, as `splash run --trace FILE` writes it, in the live view; - is standard input."""
     from rich.console import Console
 
+    from splash.cli import Interrupted
     from splash.cli.pace import Pace
     from splash.cli.summary import show_report
     from splash.core.events import EVENT_TYPES
@@ -36,10 +37,16 @@ def command(file: Path, speed: float, no_tui: bool) -> None:
     console = Console()
     report = RunReport()
     pace = Pace(speed)
+    stopped: BaseException | None = None
     with open_view(console, plain=no_tui, speed=speed or 1.0) as view:
-        for record in records:
-            if isinstance(record, events):
-                pace.wait(record.t)
-                view.sink(record)
-                report.event(record)
+        try:
+            for record in records:
+                if isinstance(record, events):
+                    pace.wait(record.t)
+                    view.sink(record)
+                    report.event(record)
+        except (KeyboardInterrupt, Interrupted) as signalled:
+            stopped = signalled
     show_report(console, report)
+    if stopped is not None:
+        raise stopped

@@ -118,6 +118,8 @@ def command(
         if charts is not None:
             charts.write(report_page(runs, title=f"{title}, simulated", note=note))
         show_results(console, runs)
+        if stopped is not None:
+            console.print(f"interrupted: {len(runs)} of {plural(len(modes), 'run')} came to their end")
     if stopped is not None:
         raise stopped
 

@@ -17,6 +17,7 @@ from splash.tui.units import plural, show_bytes, show_seconds
 
 MIN_FLIPS = 20
 """Boundaries with flips below which their cost is noise."""
+TITLES = {"done": "Run", "interrupted": "Run, interrupted: what was served until then"}
 MAX_REFUSED = 10
 """Refusals that are listed; the JSON has all."""
 
@@ -49,7 +50,8 @@ def show_unreached(console: Console, report: RunReport, switches: Sequence[tuple
 
 
 def _summary_table(summary: dict[str, Any], prediction: dict[str, Any]) -> Table:
-    table = Table(title="Run", title_justify="left", show_header=False, box=box.SIMPLE_HEAD, pad_edge=False)
+    title = TITLES.get(summary["outcome"], "Run, up to here")
+    table = Table(title=title, title_justify="left", show_header=False, box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column(style="bold")
     table.add_column()
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in summary["finish_reasons"].items())
@@ -85,6 +87,7 @@ def _percentiles(values: dict[str, float | None]) -> str:
     return ", ".join(f"{name} {show_seconds(value)}" for name, value in values.items())
 
 
+STALL = "stall"
 _COLUMNS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("at step", lambda s: f"{s['started_step']:,}"),
     ("switch", lambda s: f"{_target(s, 'from')} → {_target(s, 'to')}"),
@@ -92,20 +95,23 @@ _COLUMNS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("moved", lambda s: show_bytes(s["bytes_received"])),
     ("steps", lambda s: f"{s['steps']:,}"),
     ("time", lambda s: show_seconds(s["seconds"])),
-    ("stall", lambda s: show_seconds(s["max_boundary_s"])),
+    (STALL, lambda s: show_seconds(s["max_boundary_s"])),
 )
 
 
 def _switches(
     console: Console, switches: list[dict[str, Any]], refused: list[dict[str, Any]]
 ) -> RenderableType:
-    """`at step` it began; `steps` and `time` it took; `stall`: the longest batch boundary meanwhile."""
-    rows: list[Row] = [([show(s) for _, show in _COLUMNS], _reason(s)) for s in switches]
+    """`at step` it began; `steps` and `time` it took; `stall`: the longest batch boundary meanwhile, which a simulation
+    has none of."""
+    stalls = any(s["max_boundary_s"] for s in switches)
+    columns = [column for column in _COLUMNS if stalls or column[0] != STALL]
+    rows: list[Row] = [([show(s) for _, show in columns], _reason(s)) for s in switches]
     for refusal in refused:
-        blank = [""] * (len(_COLUMNS) - 2)
+        blank = [""] * (len(columns) - 2)
         reason = Text(f"refused: {refusal['reason']}", style="red")
         rows.append(([f"{refusal['step']:,}", f"→ {refusal['target']}", *blank], reason))
-    return switch_table(console, "Switches", [name for name, _ in _COLUMNS], rows, words=("switch",))
+    return switch_table(console, "Switches", [name for name, _ in columns], rows, words=("switch",))
 
 
 def _target(switch: dict[str, Any], end: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 
 from rich.console import Console
@@ -66,14 +67,14 @@ class PlainLines:
 
 
 def status_line(view: Snapshot) -> str:
-    """All the figures of a frame in one line."""
+    """The figures of a frame in one line."""
     parts = [
         f"step {show_count(view.step)}",
         f"target {view.whole_target or 'N/A'}",
         f"{show_rate(view.tokens_per_s)} tok/s",
         _requests(view),
         *_moving(view),
-        *(_rank(number, rank) for number, rank in enumerate(view.ranks)),
+        *_ranks(view.ranks),
     ]
     return f"{show_clock(view.t):>8}  " + " | ".join(parts)
 
@@ -86,26 +87,41 @@ def _requests(view: Snapshot) -> str:
 
 
 def _moving(view: Snapshot) -> list[str]:
+    """The switch that is open, and how far KV and weights are that move."""
     parts = []
     if view.switch is not None:
         parts.append(f"switch {show_change(view.switch)}, {plural(view.flips_left, 'flip')} left")
-    parts += [
-        f"{move.old} → {move.new} {show_share(move.share).strip()} of {show_bytes(move.num_bytes)}, "
-        f"{plural(move.flips_left, 'flip')} left"
-        for move in view.moves
-        if move.flips_left
-    ]
+    moves = [move for move in view.moves if move.flips_left]
+    if moves:
+        arrived, whole = sum(move.arrived for move in moves), sum(move.num_bytes for move in moves)
+        parts.append(f"KV {_share(arrived, whole)}")
     if view.weights is not None and not view.weights.is_done:
-        share = show_share(view.weights.share).strip()
-        parts.append(f"weights {share} of {show_bytes(view.weights.num_bytes)}")
-    return parts
+        parts.append(f"weights {_share(view.weights.arrived, view.weights.num_bytes)}")
+    return [", ".join(parts)] if parts else []
 
 
-def _rank(number: int, rank: RankState) -> str:
-    """`rank 0: own kv, 62 % of 512 pages free, 14 rows`."""
-    whole, free = sum(rank.pages.values()), "pages N/A"
-    if whole:
-        share = show_share(rank.pages.get("free", 0) / whole).strip()
-        free = f"{share} of {show_count(whole)} pages free"
-    slots = clean(" ".join(rank.slots)) or "slots N/A"
-    return f"rank {number}: {slots}, {free}, {show_count(rank.rows)} rows"
+def _share(arrived: int, whole: int) -> str:
+    """`45 % of 96.0 KiB`."""
+    return f"{show_share(arrived / whole).strip()} of {show_bytes(whole)}" if whole else "0 B"
+
+
+def _ranks(ranks: Sequence[RankState]) -> list[str]:
+    """`8 ranks: 1 own 7 kv, 62–64 % of pages free, 14–37 rows`: the least and the most of any rank."""
+    if not ranks:
+        return []
+    wholes = [sum(rank.pages.values()) for rank in ranks]
+    free = "pages N/A"
+    if all(wholes):
+        percents = [
+            rank.pages.get("free", 0) * 100 // whole for rank, whole in zip(ranks, wholes, strict=True)
+        ]
+        free = f"{_span(percents)} % of pages free"
+    words = dict.fromkeys(word for rank in ranks for word in sorted(rank.slots, key="own".__ne__))
+    slots = [f"{_span([rank.slots.count(word) for rank in ranks])} {clean(word)}" for word in words]
+    rows = _span([rank.rows for rank in ranks])
+    return [f"{plural(len(ranks), 'rank')}: {' '.join(slots) or 'slots N/A'}, {free}, {rows} rows"]
+
+
+def _span(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return show_count(low) if low == high else f"{show_count(low)}–{show_count(high)}"

@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -353,7 +354,32 @@ def test_ctrl_c_ends_with_what_there_is(
     assert data["requests"][0]["finish_reason"] == "abort"
     assert data["requests"][0]["token_ids"]
     assert data["summary"]["outcome"] == "interrupted"
-    assert "interrupted" in capsys.readouterr().out
+    assert "Run, interrupted: what was served until then" in capsys.readouterr().out
+
+
+def test_ctrl_c_in_a_replay_shows_what_was_seen(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: Path, tmp_path: Path
+) -> None:
+    """Red when a replay that is left early has no table, or says that the run was interrupted."""
+    trace = tmp_path / "run.trace"
+    assert _run("run", "--model", model, "--prompt", "5 6", "--max-tokens", 8, "--trace", trace) == 0
+    monkeypatch.setattr("splash.cli.pace.Pace.wait", _impatient(events=9))
+    capsys.readouterr()
+    assert _run("replay", trace) == 130
+    shown = capsys.readouterr()
+    assert "Run, up to here" in shown.out
+    assert shown.err.split("\n")[-2:] == ["splash: interrupted", ""]
+
+
+def _impatient(*, events: int) -> Callable[..., None]:
+    """Waits for no event, and for one no more."""
+    left = iter(range(events))
+
+    def wait(*_: object) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+
+    return wait
 
 
 def test_ending_a_run_restores_ctrl_c() -> None:

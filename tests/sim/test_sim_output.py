@@ -147,7 +147,9 @@ def test_ctrl_c_keeps_what_was_finished(
     out = tmp_path / "out.json"
     assert _sim("--layout", "tp,dp,cp,dop", "--json", str(out)) == 130
     assert [run["layout"] for run in json.loads(out.read_text())["runs"]] == ["tp", "dp"]
-    assert "tokens/s" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "tokens/s" in shown
+    assert "interrupted: 2 of 4 runs came to their end" in shown
     assert _sim("--layout", "cp,dp", "--json", str(tmp_path / "none.json")) == 130
     assert not (tmp_path / "none.json").exists()
 

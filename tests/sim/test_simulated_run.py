@@ -247,9 +247,11 @@ def test_ctrl_c_ends_with_the_table_so_far(
     data = json.loads(out.read_text())
     assert data["summary"]["outcome"] == "interrupted"
     assert data["summary"]["steps"] == 31
-    shown = capsys.readouterr().out
-    assert "run interrupted" in shown
-    assert "throughput" in shown
+    shown = capsys.readouterr()
+    assert "run interrupted" in shown.out
+    assert "Run, interrupted: what was served until then" in shown.out
+    assert "throughput" in shown.out
+    assert shown.err.split("\n")[-2:] == ["splash: interrupted", ""]
 
 
 # ---- pace and load

@@ -104,7 +104,7 @@ def test_plain_lines_contain_the_same_facts() -> None:
         "switch tp → dp done: 24 requests, 96.0 KiB KV, 11.4 MiB weights, 14 steps, 255 ms, boundary ≤ 1.1 ms",
         "run done", "target dp", "tok/s", "running 24 (tp 12, dop 12)", "waiting 0",
         "switch tp → dp, 24 flips left", "weights",
-        "rank 0: own filling", "of 700 pages free", "18 rows",
+        "2 ranks: 1 own 1 filling, ", "2 ranks with 700 pages", " % of pages free, ", " 18 rows",
     ):  # fmt: skip
         assert fact in text, fact
     assert "\x1b" not in text
@@ -119,6 +119,15 @@ def test_plain_lines_are_in_order_and_one_status_a_second() -> None:
     status = [line for line in text.splitlines() if " | target " in line]
     assert len(status) == 4, "three seconds and the end"
     assert max(map(len, status)) > 80
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 64])
+def test_a_status_line_can_be_read(ranks: int) -> None:
+    """Red when a line grows with the ranks, or leaves out how far they lie apart."""
+    text = plain_text(Run(ranks=ranks, requests=40, switches=()))
+    status = [line for line in text.splitlines() if " | target " in line]
+    assert max(map(len, status)) <= 160
+    assert re.search(rf"\| {ranks} ranks: 1 own {ranks - 1} kv, (\d+–)?\d+ % of pages free, ", status[0])
 
 
 def test_plain_lines_far_between_do_not_merge() -> None:

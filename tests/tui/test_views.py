@@ -206,3 +206,20 @@ def test_long_requests_apart_are_named(width: int) -> None:
     assert view.away == 0
     assert "all 11 running requests in dp+cp from 32 K" in text_of(view, width, 40)
     assert "target dp+cp from 32 K |" in status_line(view)
+
+
+@pytest.mark.parametrize("model", ["glm-5.3-flash", "a-checkpoint-whose-folder-has-a-very-long-name-indeed"])
+@pytest.mark.parametrize("outcome", ["", "interrupted"])
+def test_the_title_keeps_the_device(model: str, outcome: str) -> None:
+    """Red when at 80 columns nobody can tell on what it runs, that it is simulated, or how it ended."""
+    state, note = ViewState(), "simulated: no dcu device here"
+    state.fold(e.RunStarted(0.0, model, "8 × bw1000 (gfx936)", note, 8, "tp", "auto", 16, 1, 10, 1))
+    if outcome:
+        state.fold(e.RunFinished(123.0, outcome, ""))
+    title = text_of(state.snapshot(), 80, 24).splitlines()[0]
+    assert " on 8 × bw1000 " in title
+    assert " simulated" in title
+    assert title.rstrip().endswith(outcome or "0.00 s")
+    wide = text_of(state.snapshot(), 160, 45).splitlines()[0]
+    assert f"{model} on 8 × bw1000 (gfx936), 8 ranks" in wide
+    assert note in wide

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rich.console import Console
 
 from splash.cli.summary import show_report
@@ -50,3 +52,19 @@ def test_thousands_stand_apart() -> None:
     )
     assert "26,435 output, 38,683 prompt" in text
     assert "13,217.5 output tokens/s" in text
+
+
+def test_a_simulation_has_no_stalls() -> None:
+    """Red when a column of zeros looks like a measurement."""
+    done = SwitchDone(4.0, 9, "tp", "dp", "many", "done", 5, 2, 4096, 1024, 0.5, 0.002)
+    assert "stall" in _shown(done)
+    assert "stall" not in _shown(replace(done, max_boundary_s=0.0))
+
+
+def test_what_ended_early_says_so() -> None:
+    """Red when the table of an interrupted run looks like that of a whole one."""
+    assert _shown(RunFinished(2.0, "done", "")).splitlines()[0].strip() == "Run"
+    assert "Run, interrupted: what was served until then" in " ".join(
+        _shown(RunFinished(2.0, "interrupted", "")).split()
+    )
+    assert "Run, up to here" in _shown()

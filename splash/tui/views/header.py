@@ -17,27 +17,44 @@ def header(view: Snapshot, width: int, height: int) -> list[Text]:
 
 
 def _title(view: Snapshot, width: int) -> Text:
-    left = line((" splash ", palette.BRAND))
+    """What serves on what. Where room is short the step goes first, then words in brackets, then a part of the note and
+    of the model's name; the hardware's stays."""
     if view.run is None:
-        left.append(" waiting for the engine", palette.LABEL)
-    else:
-        left.append(f" {view.model}", palette.STRONG)
-        left.append(f" on {view.hardware}", palette.LABEL)
-    right = _moment(view, with_step=width >= 100 or not view.note)
-    if view.note:
-        room = max(12, width - 38 - right.cell_len)
-        note = view.note if len(view.note) <= room else view.note[: room - 1] + "…"
-        right = line((f" {note} ", palette.NOTE)).append_text(right)
-    if view.run is not None:
-        ranks = f", {plural(view.run.ranks, 'rank')}"
-        if not view.note or left.cell_len + len(ranks) + 1 + right.cell_len <= width:
-            left.append(ranks, palette.LABEL)
-        left.append(" ")
-    return spread(left, right, width)
+        waiting = line((" splash ", palette.BRAND), (" waiting for the engine", palette.LABEL))
+        return spread(waiting, _moment(view, "", with_step=True), width)
+    device, ranks = view.hardware.partition(" (")[0], f", {plural(view.run.ranks, 'rank')}"
+    forms = (
+        (f"{view.hardware}{ranks}", True),
+        (view.hardware, True),
+        (view.hardware, False),
+        (device, False),
+    )
+    for hardware, with_step in forms:
+        left, right = _who(view.model, hardware), _moment(view, view.note, with_step=with_step)
+        if left.cell_len + right.cell_len <= width:
+            return spread(left, right, width)
+    plain = _moment(view, "", with_step=False)
+    note = _cut(view.note, width - left.cell_len - plain.cell_len - 2, least=width // 4 + 1)
+    right = _moment(view, note, with_step=False)
+    model = _cut(view.model, len(view.model) + width - left.cell_len - right.cell_len, least=1)
+    return spread(_who(model, device), right, width)
 
 
-def _moment(view: Snapshot, *, with_step: bool) -> Text:
-    text = line((f"  step {show_count(view.step)}" if with_step else "", palette.LABEL))
+def _cut(text: str, room: int, *, least: int) -> str:
+    """Of `room` characters at most, but of `least` whatever the room."""
+    room = max(room, least)
+    return text if len(text) <= room else f"{text[: room - 1]}…"
+
+
+def _who(model: str, hardware: str) -> Text:
+    return line(
+        (" splash ", palette.BRAND), (f" {model}", palette.STRONG), (f" on {hardware} ", palette.LABEL)
+    )
+
+
+def _moment(view: Snapshot, note: str, *, with_step: bool) -> Text:
+    text = line((f" {note} ", palette.NOTE)) if note else line()
+    text.append(f"  step {show_count(view.step)}" if with_step else "", palette.LABEL)
     text.append(f"  {show_clock(view.t)} ", palette.STRONG)
     if view.finished is not None:
         style = palette.STRONG if view.finished.outcome == "done" else palette.WARNING
