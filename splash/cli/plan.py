@@ -98,7 +98,8 @@ def _plan(
         console = output_console({})
         if answer is not None:
             show_answer(console, plan, answer)
-        show_plan(console, plan)
+        if answer is None or answer.ranks is not None:
+            show_plan(console, plan)
     if not plan.fits:
         raise CapacityError(shortage(plan.model, plan.memory, plan.lacking, plan.remedies))
     return 1 if answer is not None and answer.ranks is None else 0

@@ -21,7 +21,6 @@ from splash.tui.palette import chip, ink
 from splash.tui.units import plural, show_bytes, show_count, show_seconds
 
 GIB = 1 << 30
-MIB = 1 << 20
 LABEL = 7
 """Characters of the names of a map's rows."""
 CELL = 14
@@ -29,6 +28,11 @@ CELL = 14
 NARROW = 9
 OWN = ", ".join(name for name, layout in LAYOUTS.items() if layout.projection is Projection.SHARDED)
 FULL = ", ".join(name for name, layout in LAYOUTS.items() if layout.projection is Projection.FULL)
+
+NO_SLOTS = (
+    "It does not fit: a pool has a slot for every head shard, whatever the layout, so that requests can be switched"
+    " to any.\nWhat layouts would hold without the slots of the others' shards:"
+)
 
 LATENCIES = (Limit.TTFT, Limit.TPOT)
 
@@ -41,11 +45,13 @@ def show_plan(console: Console, plan: Plan) -> None:
         soft_wrap=True,
     )
     console.print(
-        f"{settings.weights} weights, {settings.kv} KV, {settings.memory_fraction:.0%} of memory", style="dim"
+        f"{settings.weights} weights, {settings.kv} KV, {_percent(settings.memory_fraction)} of memory",
+        style="dim",
     )
     console.print(_memory_table(plan))
     if not plan.fits:
         if any(room.fits for room in plan.layouts.values()):
+            console.print(NO_SLOTS, style="dim")
             console.print(_layout_table(plan))
         return
     console.print(_cache_table(plan))
@@ -75,28 +81,36 @@ def _table(title: str, columns: Sequence[str], *, words: Iterable[str]) -> Table
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """Of memory: one in which a model's weights are not all zeros."""
+    """Of memory: GiB for all figures, or for each its own where the weights are small beside the memory."""
 
-    name: str
-    num_bytes: int
+    is_common: bool
 
     @classmethod
     def of(cls, plan: Plan) -> _Unit:
-        return cls("GiB", GIB) if plan.memory.weights.own >= GIB else cls("MiB", MIB)
+        return cls(plan.memory.weights.own >= GIB)
+
+    def head(self, title: str, joint: str = " ") -> str:
+        """A title, with the unit that all figures below it have."""
+        return f"{title}{joint}GiB" if self.is_common else title
 
     def show(self, num_bytes: float) -> str:
-        return f"{num_bytes / self.num_bytes:,.2f}"
+        return f"{num_bytes / GIB:,.2f}" if self.is_common else show_bytes(num_bytes)
+
+
+def _percent(share: float) -> str:
+    """`85%`, `0.001%`."""
+    return f"{100 * share:.3g}%"
 
 
 def _memory_table(plan: Plan) -> Table:
     """A rank's, term by term, with the own head shard and with every one."""
     memory, unit = plan.memory, _Unit.of(plan)
     weights, ranks = memory.weights, memory.weights.ranks
-    share = f"{memory.fraction:.0%} of {unit.show(memory.device)}"
+    share = f"{_percent(memory.fraction)} of {unit.show(memory.device)}"
     sharers = plan.profile.memory.sharers(ranks)
     if sharers > 1:
         share += f"; {sharers} ranks share {unit.show(plan.profile.memory.capacity.value)}"
-    title = f"Memory of a rank, {unit.name}: {unit.show(memory.usable)} usable, {share}"
+    title = f"{unit.head('Memory of a rank', ', ')}: {unit.show(memory.usable)} usable, {share}"
     table = _table(title, ("part", OWN, FULL, "what"), words=("part", "what"))
     others = (ranks - 1) * weights.shard
     for part in sorted(weights.parts, key=lambda each: -weights.parts[each]):
@@ -183,8 +197,8 @@ def _show_cache_notes(console: Console, plan: Plan) -> None:
         )
     if plan.memory.state_bytes:
         console.print(
-            f"KDA sharded by head: {plan.memory.weights.parts[Part.KDA] / GIB:.2f} GiB of weights on a rank instead of"
-            f" {plan.whole_kda_bytes / GIB:.2f}, and {show_bytes(plan.memory.state_bytes)} of state a request."
+            f"KDA sharded by head: {show_bytes(plan.memory.weights.parts[Part.KDA])} of weights on a rank instead of"
+            f" {show_bytes(plan.whole_kda_bytes)}, and {show_bytes(plan.memory.state_bytes)} of state a request."
         )
 
 
@@ -193,7 +207,7 @@ def _layout_table(plan: Plan) -> Table:
     unit = _Unit.of(plan)
     table = _table(
         f"Layouts ({plan.memory.block_size} tokens a block)",
-        ("layout", f"weights {unit.name}", f"for KV {unit.name}", "KV tokens", "of tp's", "longest request"),
+        ("layout", unit.head("weights"), unit.head("for KV"), "KV tokens", "of tp's", "longest request"),
         words=("layout",),
     )
     base = plan.layouts["tp"].kv_tokens
@@ -293,7 +307,7 @@ def show_answer(console: Console, plan: Plan, answer: Answer) -> None:
     """The fewest ranks, or how far those go that there are; then what was tried."""
     traffic = answer.traffic
     wishes = [
-        f"{traffic.rate:g} requests a second of {traffic.prompt_tokens:,} + {traffic.output_tokens:,} tokens"
+        f"{traffic.rate:,g} requests a second of {traffic.prompt_tokens:,} + {traffic.output_tokens:,} tokens"
     ]
     wishes += [] if traffic.ttft_s is None else [f"TTFT within {show_seconds(traffic.ttft_s)}"]
     wishes += [] if traffic.tpot_s is None else [f"TPOT within {show_seconds(traffic.tpot_s)}"]

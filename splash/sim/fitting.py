@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 
 from splash.hw.profile import HardwareProfile
 from splash.layout.capacity import RankMemory
+from splash.layout.layouts import LAYOUTS, Projection
 from splash.sim.settings import Settings
 from splash.spec.model import ModelSpec
 from splash.spec.storage import WEIGHT_STORAGES
 
 GIB = 1 << 30
+MIB = 1 << 20
 MOST_RANKS = 512
 """That are proposed."""
 
@@ -83,10 +85,25 @@ def shortage(model: str, memory: RankMemory, lacking: int, would_do: Remedies) -
     """One line: how much a rank lacks, of what, and what would do."""
     weights = memory.weights
     ranks = f"{weights.ranks} rank" + ("s" if weights.ranks > 1 else "")
-    beside = f" beside {memory.reserve / GIB:.1f} GiB in reserve" if memory.reserve else ""
+    beside = f" beside {_size(memory.reserve)} in reserve" if memory.reserve else ""
     return (
-        f"{model} does not fit on {ranks}: weights with a slot for every head shard take {weights.full / GIB:.1f} GiB"
-        f" (with the own shard alone {weights.own / GIB:.1f}){beside} of {memory.usable / GIB:.1f} GiB a rank"
-        f" ({memory.fraction:.0%} of {memory.device / GIB:.1f}), {lacking / GIB:.1f} GiB too much for any KV;"
-        f" what would do: {would_do}"
+        f"{model} does not fit on {ranks}: weights with a slot for every head shard take {_size(weights.full)}{beside}"
+        f" of {_size(memory.usable)} a rank ({100 * memory.fraction:.3g}% of {_size(memory.device)}),"
+        f" {_size(lacking)} too much for any KV; {_without_slots(memory)}; what would do: {would_do}"
     )
+
+
+def _without_slots(memory: RankMemory) -> str:
+    """What layouts would have that need the own shard alone: a pool has the slots whatever the layout is."""
+    sharded = [layout for layout in LAYOUTS.values() if layout.projection is Projection.SHARDED]
+    room = memory.free(sharded[0])
+    alone = f"with the own shard alone they take {_size(memory.weights.own)}"
+    if room < memory.page_bytes:
+        return f"even {alone}"
+    names = ", ".join(layout.name for layout in sharded)
+    return f"{alone} and would leave {_size(room)} for KV in {names}, but a pool has the slots whatever the layout"
+
+
+def _size(num_bytes: float) -> str:
+    unit, name = (GIB, "GiB") if num_bytes >= GIB / 10 else (MIB, "MiB")
+    return f"{num_bytes / unit:.1f} {name}"

@@ -9,6 +9,8 @@ _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 def show_bytes(num_bytes: float) -> str:
     """Three figures at most, binary units: `512 B`, `3.1 MiB`, `128 GiB`."""
+    if num_bytes < 0:
+        return f"-{show_bytes(-num_bytes)}"
     value = float(num_bytes)
     for unit in _BYTE_UNITS:
         if value < 999.5 or unit == _BYTE_UNITS[-1]:

@@ -160,7 +160,9 @@ def test_a_rate_is_answered_with_ranks_and_layout(capsys: pytest.CaptureFixture[
 
 
 def test_a_rate_that_none_carries_is_said_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    """Red when the limit is not said, or the exit code is that of a success."""
+    """Red when the limit is not said, drowns in a plan that does not do, or the exit code is that of a success."""
     arguments = ["plan", "--hw", "dcu", "--max-ranks", "8", "--target-rate", "100"]
     assert cli._run(arguments) == 1
-    assert "The most is" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "The most is" in shown
+    assert "Memory of a rank" not in shown

@@ -79,14 +79,14 @@ def test_terminals_get_colours_and_no_line_too_long() -> None:
 
 
 def test_a_small_model_is_shown_in_a_small_unit() -> None:
-    """Red when the memory of a model of some megabytes is a column of zeros."""
+    """Red when the memory of a model of some megabytes is a column of zeros, or the room beside it one of MiB."""
     choice = choose(str(DEMO), "h200")
     plan = Plan(choice.model.name, choice.model.spec, choice.profile, choice.settings)
     text = shown(plan, width=100, terminal=False)
     assert text.startswith("demo on ")
-    assert "Memory of a rank, MiB" in text
+    assert "Memory of a rank: 126 GiB usable, 90% of 140 GiB" in text
     own = plan.layouts["tp"].weight_bytes / 2**20
-    assert re.search(rf"^ tp +{own:.2f} ", text, re.M)
+    assert re.search(rf"^ tp +{own:.1f} MiB +126 GiB ", text, re.M)
 
 
 def test_layouts_that_do_not_fit_are_said_not_to() -> None:
@@ -94,7 +94,8 @@ def test_layouts_that_do_not_fit_are_said_not_to() -> None:
     choice = choose("llama-3.1-405b", None)
     settings = replace(choice.settings, weights="bfloat16")
     text = shown(Plan("llama", choice.model.spec, choice.profile, settings), width=100, terminal=False)
-    assert text.count("does not fit") == 2
+    assert text.count("does not fit") == 2 + 1
+    assert "a pool has a slot for every head shard, whatever the layout" in text
 
 
 def test_a_shared_memory_is_said_to_be_shared() -> None:

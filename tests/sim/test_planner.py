@@ -213,6 +213,18 @@ def test_a_deployment_that_does_not_fit_proposes_one_that_does(
     deploy(better.model, better.spec, better.profile, better.settings)
 
 
+def test_what_the_demand_is_made_of_is_said() -> None:
+    """Red when a reader cannot tell that some layouts would have room, or thinks that they do."""
+    for model, settings, said in (
+        ("llama-3.1-405b", {"weights": "bfloat16"},
+         r"with the own shard alone they take 94\.5 GiB and would leave 31\.9 GiB for KV in tp, dop, dcp, but a pool"),
+        ("deepseek-v3.2", {"ranks": 4}, "even with the own shard alone they take"),
+    ):  # fmt: skip
+        plan = plan_of(model, **settings)
+        with pytest.raises(CapacityError, match=said):
+            deploy(plan.model, plan.spec, plan.profile, plan.settings)
+
+
 def test_remedies_of_what_cannot_be_helped_are_none() -> None:
     """Red when something is proposed that does not do."""
     plan = plan_of("glm-5.3")
