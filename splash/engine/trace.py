@@ -31,7 +31,7 @@ from splash.core.params import SamplingParams
 from splash.core.request import Request
 from splash.sched.step import StepPlan, StepResult
 
-VERSION = 3
+VERSION = 4
 PIPE = Path("-")
 """Standard output to a writer, standard input to a reader."""
 

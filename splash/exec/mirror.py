@@ -12,7 +12,7 @@ from splash.exec.states import StateTable
 from splash.kv.state import StateFormat
 from splash.layout.holders import Topology
 from splash.layout.layouts import Assignment
-from splash.sched.step import Admit, StepPlan
+from splash.sched.step import Admit, PageGrant, PageMove, StepPlan
 
 
 class Sequence:
@@ -148,14 +148,16 @@ class Mirror:
                 table.move(place, page)
 
     def _apply_pages(self, plan: StepPlan) -> None:
-        """Grants, shadows and moves of this rank; what is granted is cleared first."""
-        fresh = [page for _, _, _, rank, page in (*plan.grants, *plan.shadows) if rank == self.rank]
+        """Grants, shadows and moves of this rank; what is granted is cleared first, unless copies will fill it."""
+        fresh = [grant.page for grant in plan.grants if grant.rank == self.rank and not grant.filled]
+        fresh += [shadow.page for shadow in plan.shadows if shadow.rank == self.rank]
         if fresh:
             self._zero(fresh)
-        for request, block, group, rank, page in (*plan.grants, *plan.moves):
-            if rank == self.rank:
-                self.sequences[request].table.set(block, group, page)
-                self.sequences[request].moved()
+        placed: list[PageGrant | PageMove] = [*plan.grants, *plan.moves]
+        for new in placed:
+            if new.rank == self.rank:
+                self.sequences[new.request].table.set(new.block, new.group, new.page)
+                self.sequences[new.request].moved()
         for request, block, group, rank, page in plan.shadows:
             if rank == self.rank:
                 self.sequences[request].table.shadow(block, group, page)

@@ -60,10 +60,11 @@ def begin_staging(
         return lacking
     group = CopyGroup()
     grants = []
+    num_whole = record.computed // store.block_size
     present = [_valid(record, store, index) for index in range(len(blocks))]
     for index, block in enumerate(blocks):
         for kv_group, rank, page in store.add_copies(block, index, target, PageState.RESERVED):
-            grants.append(PageGrant(record.id, index, kv_group, rank, page))
+            grants.append(PageGrant(record.id, index, kv_group, rank, page, filled=index < num_whole))
     ranks = store.topo.ranks
     links = [[0] * ranks for _ in range(ranks)]
     for copy in difference(present, target, store.topo).copies:

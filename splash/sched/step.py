@@ -42,13 +42,15 @@ class Admit:
 
 
 class PageGrant(NamedTuple):
-    """`rank` zeroes `page` and uses it for (block, group) of the request."""
+    """`rank` uses `page` for (block, group) of the request, and zeroes it first."""
 
     request: int
     block: int
     group: int
     rank: int
     page: int
+    filled: bool = False
+    """Copies fill it whole before anybody reads it: it need not be zeroed."""
 
 
 class Shadow(NamedTuple):

@@ -15,6 +15,8 @@ from splash.layout.layouts import Assignment
 from splash.layout.residency import full_ranks
 from splash.sched.step import PageCopy, ShardCopy, StepPlan, StepResult
 
+STALE = "what the page held before"
+
 
 @dataclass
 class Mirrored:
@@ -92,8 +94,10 @@ class MirrorExecutor:
             pages = self.requests[request].state[rank]
             self.pages[rank][page] = list(self.pages[rank][pages[place]])
             pages[place] = page
-        for request, block, group, rank, page in plan.grants:
+        for request, block, group, rank, page, filled in plan.grants:
             self._zero(rank, page)
+            if filled:
+                self.pages[rank][page] = [STALE] * self.size
             self.requests[request].tables[rank, group, block] = page
             self.requests[request].shadows.pop((rank, group, block), None)
         for request, block, group, rank, page in plan.moves:
@@ -105,8 +109,17 @@ class MirrorExecutor:
         for requests, at in plan.flips:
             for request in requests:
                 self.requests[request].present, self.requests[request].next = at, None
+                self._expect_clean(self.requests[request], at)
         for request, at in plan.stages:
             self.requests[request].next = at
+
+    def _expect_clean(self, request: Mirrored, at: Assignment) -> None:
+        """What it reads from now on was zeroed, or has been filled whole."""
+        for (rank, group, block), page in request.tables.items():
+            if rank in holders(at, block, group, self.topo):
+                assert STALE not in self.pages[rank][page], (
+                    f"rank {rank} page {page} of block {block} is stale"
+                )
 
     def _zero(self, rank: int, page: int) -> None:
         assert page > self.geometry.null_page or page // self.geometry.slot_pages not in self.resident[rank]

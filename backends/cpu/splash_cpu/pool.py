@@ -14,7 +14,11 @@ from splash_cpu.segments import share
 
 
 class MappedPool:
-    """The `Pool` over shared segments: zero until written, page-aligned, every peer's readable as memory."""
+    """The `Pool` over shared segments: zero until written, page-aligned, every peer's readable as memory.
+
+    All of it is touched from the start: a page's first touch takes longer than a copy to it (measured: granting 57 MB
+    took 17 ms of a boundary, copying 17 MB took 11 ms instead of 1).
+    """
 
     def __init__(self, rank: int, segments: Sequence[mmap.mmap]) -> None:
         self._rank = rank
@@ -40,4 +44,4 @@ def make_pool(comm: Communicator, num_bytes: int) -> MappedPool:
             f"{comm.size} pools of {num_bytes >> 20} MiB exceed this machine's {have >> 20} MiB of memory;"
             " lower --kv-pages or --pool-mib"
         )
-    return MappedPool(comm.rank, share(comm, num_bytes, name="pool"))
+    return MappedPool(comm.rank, share(comm, num_bytes, name="pool", populated=True))
