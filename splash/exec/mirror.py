@@ -106,12 +106,13 @@ class Mirror:
         self._state = state
 
     def apply(self, plan: StepPlan) -> None:
-        """The plan's changes, in their order: a staging may follow a flip of the same request."""
-        self._apply_requests(plan)
+        """The plan's changes, in their order: what is granted may lie in a slot that the plan gives back, a staging may
+        follow a flip of the same request."""
         for rank, shards in plan.residents:
             if rank == self.rank:
                 self.resident.clear()
                 self.resident.update(shards)
+        self._apply_requests(plan)
         self._apply_state_moves(plan)
         self._apply_pages(plan)
         for requests, at in plan.flips:

@@ -169,8 +169,8 @@ class Moves:
         self, draft: PlanDraft, record: Record, at: Assignment, staged_steps: int, num_bytes: int
     ) -> None:
         self._flipped.append(Flipped(record, draft.index, record.present.layout, staged_steps, num_bytes))
+        self._replicas.left(record.present)
         record.present = draft.flips[record.id] = at
-        self._replicas.recount()
 
     # ---- while the ranks compute
 

@@ -26,10 +26,13 @@ class Replicas:
         self._course = course
         self._config = shared.config
         self._token_bytes = shared.token_bytes
+        self._progress = shared.progress
         self._journal = shared.journal
         self._residencies = [RankResidency(r, store, ledger) for r in range(store.topo.ranks)]
         self.recheck = True
         """Projections may have to be toggled at the next boundary."""
+        self.surplus = False
+        """Ranks may be full that nobody needs any more: the next boundary gives their slots back."""
         self._users: set[int] | None = None
         """Ranks that a request needs full, now or as its goal; None: to be counted."""
         self._dropped: list[int] = []
@@ -61,6 +64,8 @@ class Replicas:
     @property
     def settled(self) -> bool:
         """Residencies are what they should be, or growing was refused."""
+        if self.surplus:
+            return False
         missed = () if self.refused else self._wanted()
         return all(x.settled and (x.phase is Phase.FULL or x.rank not in missed) for x in self._residencies)
 
@@ -68,9 +73,14 @@ class Replicas:
         """(rank, page) in use beside those of blocks."""
         return [(x.rank, page) for x in self._residencies for page in x.pages()]
 
+    @property
+    def _targeted(self) -> bool:
+        """The target wants all ranks full."""
+        return self._course.target.layout.projection is Projection.FULL and not self.refused
+
     def _wanted(self) -> Collection[int]:
         """The ranks that shall be full: for the target, or for a request's place or goal."""
-        if self._course.target.layout.projection is Projection.FULL and not self.refused:
+        if self._targeted:
             return range(self._store.topo.ranks)
         if self._users is None:
             ranks = self._store.topo.ranks
@@ -86,6 +96,13 @@ class Replicas:
     def recount(self) -> None:
         """Places or goals changed: who needs full ranks is to be counted anew."""
         self._users = None
+
+    def left(self, *places: Assignment) -> None:
+        """A request is not, or shall not be, at these places any more: if ranks were full for it, the next boundary
+        sees whether they are still needed."""
+        self._users = None
+        if not self.surplus and not self._targeted and self._config.replicas == "drop":
+            self.surplus = any(at.layout.projection is Projection.FULL for at in places)
 
     def touch(self) -> None:
         """Goals, projections or residencies changed: look again at the next boundary."""
@@ -127,14 +144,18 @@ class Replicas:
                 draft.residents.append(Resident(residency.rank, frozenset(range(self._store.topo.ranks))))
 
     def shrink(self, draft: PlanDraft) -> None:
-        """Give back the slots that nobody needs full, unless they are kept warm."""
-        if self._config.replicas == "keep":
+        """Projections are toggled: give back the slots that nobody needs any more, unless they are kept warm. With
+        the last step that read them collected, they can be used at once."""
+        changed = self.recheck or self.surplus
+        self.recheck = self.surplus = False
+        if not changed or self._config.replicas == "keep":
             return
         for residency in self._residencies:
             if residency.phase is not Phase.OWN and residency.rank not in self._wanted():
                 if residency.phase is Phase.FULL:
                     draft.residents.append(Resident(residency.rank, frozenset((residency.rank,))))
                 residency.shrink(draft.index - 1)
+                residency.collected(self._progress.collected)
 
     def announce(self, draft: PlanDraft) -> None:
         """What was given up, and what is written twice from now on."""
@@ -225,5 +246,9 @@ class Replicas:
         """Ranks are not made full: until memory comes free, or for good if copying takes too long."""
         self.refused, self._hopeless = True, not for_memory
         self.recount()
+        wanted = self._wanted()
+        self.surplus = self._config.replicas == "drop" and any(
+            x.phase is Phase.FULL and x.rank not in wanted for x in self._residencies
+        )
         self._course.give_up()
         self._journal.emit(TargetRefused(self._journal.now(), step, self._course.target.name, reason))

@@ -155,8 +155,7 @@ class Transitions:
         flips = self._moves.flip_ready(draft)
         if self._replicas.recheck:
             flips += self._moves.toggle(draft)
-            self._replicas.shrink(draft)
-            self._replicas.recheck = False
+        self._replicas.shrink(draft)
         return flips
 
     def announce(self, draft: PlanDraft) -> None:
@@ -240,7 +239,8 @@ class Transitions:
     def forget(self, record: Record, step: int) -> None:
         """The request leaves (finished, aborted, preempted): all its pages retire after `step`."""
         self._moves.forget(record)
-        self._replicas.recount()
+        self._replicas.left(record.present, record.goal)
+        self._rested = self._rested and not self._replicas.surplus
         self._replicas.forget(record, step)
         for block in record.blocks:
             for (_, rank), page in block.copies.items():

@@ -71,6 +71,14 @@ class MirrorExecutor:
         """Nothing to end."""
 
     def _apply(self, plan: StepPlan) -> None:
+        for rank, shards in plan.residents:
+            for j in shards - self.resident[rank]:
+                assert self.shards[rank].get(j, 0) == self.geometry.shard_bytes, (
+                    f"rank {rank} lacks shard {j}"
+                )
+            for j in self.resident[rank] - shards:
+                del self.shards[rank][j]
+            self.resident[rank] = shards
         for request in plan.gone:
             self.requests.pop(request, None)
         for a in plan.admits:
@@ -81,14 +89,6 @@ class MirrorExecutor:
                 for page in pages:
                     self._zero(rank, page)
                     self.pages[rank][page] = [(a.request, 0)]
-        for rank, shards in plan.residents:
-            for j in shards - self.resident[rank]:
-                assert self.shards[rank].get(j, 0) == self.geometry.shard_bytes, (
-                    f"rank {rank} lacks shard {j}"
-                )
-            for j in self.resident[rank] - shards:
-                del self.shards[rank][j]
-            self.resident[rank] = shards
         for request, place, rank, page in plan.state_moves:
             self._zero(rank, page)
             pages = self.requests[request].state[rank]

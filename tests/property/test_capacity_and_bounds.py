@@ -289,6 +289,51 @@ def test_dropped_replicas_become_kv_pages() -> None:
     assert h.scheduler.store.pools[0].available == full + 9
 
 
+def _one_of_its_own(*, home: int) -> tuple[Harness, int]:
+    """Two requests under `dop`, one of which has moved to `dp` on its own."""
+    h = Harness(target="dop", kv_pages=100)
+    own, _ = h.add(9, 300), h.add(9, 300)
+    h.step()
+    h.scheduler.set_goal(own, "dp", home)
+    h.settle()
+    assert [pool.full for pool in h.scheduler.store.pools] == [rank == home for rank in range(4)]
+    return h, own
+
+
+def test_slots_come_back_with_the_last_request_that_needs_them() -> None:
+    """Red when a replica outlives the only request for which it was fetched."""
+    h, own = _one_of_its_own(home=1)
+    before = h.scheduler.store.pools[1].available
+    h.abort(own)
+    h.step()
+    assert not any(pool.full for pool in h.scheduler.store.pools)
+    assert h.scheduler.store.pools[1].available >= before + 9
+    h.settle()
+
+
+def test_slots_come_back_when_the_last_request_moves_on() -> None:
+    """Red when a replica stays behind where a request has flipped away."""
+    h, own = _one_of_its_own(home=1)
+    h.scheduler.set_goal(own, "dp", 2)
+    h.settle()
+    assert [pool.full for pool in h.scheduler.store.pools] == [False, False, True, False]
+
+
+def test_slots_come_back_before_pages_are_given_out() -> None:
+    """Red when the step from which nobody reads replicas still waits for their room."""
+    h = Harness(target="dp", kv_pages=100)
+    h.add(9, 100)
+    h.step()
+    h.settle()
+    h.scheduler.set_target("dop", "test")
+    h.step()
+    assert all(pool.full for pool in h.scheduler.store.pools)
+    plan = h.scheduler.schedule()
+    assert plan is not None
+    assert [resident.rank for resident in plan.residents] == [0, 1, 2, 3]
+    assert not any(pool.full for pool in h.scheduler.store.pools)
+
+
 def test_growing_evacuates_what_lies_in_the_slots() -> None:
     h = Harness(target="dop", kv_pages=60, prefer_slots=True)
     requests = [h.add(n, 60) for n in (7, 12, 3, 9)]

@@ -12,11 +12,12 @@ from contextlib import suppress
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from splash.core.errors import CapacityError, RequestError
 from splash.kv.pool import PageState
-from splash.layout.layouts import LAYOUTS
+from splash.layout.layouts import LAYOUTS, Projection
+from splash.layout.residency import full_ranks
 from splash.sched.policy import ThresholdPolicy, Thresholds
 from tests.property.harness import Harness, expected_tokens
 
@@ -64,6 +65,7 @@ class Interleavings(RuleBasedStateMachine):
             copy_bytes_per_step=64,
             state_pages=state_pages,
         )
+        self.drops = replicas == "drop"
         self.sizes: dict[int, tuple[int, int]] = {}
         self.aborted: set[int] = set()
 
@@ -102,6 +104,18 @@ class Interleavings(RuleBasedStateMachine):
         if request not in self.h.reasons:
             self.h.abort(request)
             self.aborted.add(request)
+
+    @invariant()
+    def nothing_is_kept_for_nobody(self) -> None:
+        """At rest, a rank is full only for the target, or for a request's place or goal."""
+        scheduler = self.h.scheduler
+        sharded = scheduler.transitions.target.layout.projection is Projection.SHARDED
+        if not self.drops or scheduler.switching or not sharded:
+            return
+        places = {at for r in scheduler.running.values() for at in (r.present, r.goal)}
+        needed = {rank for at in places for rank in full_ranks(at, self.h.topo.ranks)}
+        full = {pool.rank for pool in scheduler.store.pools if pool.full}
+        assert self.h.topo.ranks == 1 or full <= needed
 
     def teardown(self) -> None:
         if not hasattr(self, "h"):

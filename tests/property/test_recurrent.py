@@ -105,3 +105,26 @@ def test_what_does_not_fit_beside_a_state_is_refused_with_numbers() -> None:
     h = Harness(target="dp", kv_pages=7, state_pages=5)
     with pytest.raises(RequestError, match="holds at most 8 tokens of one request under dp"):
         h.add(8, 2)
+
+
+def test_a_state_may_lie_in_slots_that_the_same_plan_gives_back() -> None:
+    """Red when an executor looks at a new state before it has given up the replica that lay there."""
+    h = Harness(
+        target="dp",
+        ranks=2,
+        kv_pages=14,
+        state_pages=1,
+        prefer_slots=True,
+        replicas="keep",
+        watermark_pages=1,
+    )
+    h.step()
+    h.settle()
+    h.scheduler.set_target("dop", "test")
+    h.add(40, 4)
+    for n in (17, 25, 25):
+        h.add(n, 4)
+    h.drain()
+    null = h.memory.geometry.null_page
+    both = [p for p in h.plans if p.residents and any(n < null for a in p.admits for s in a.state for n in s)]
+    assert both
