@@ -15,7 +15,8 @@ from splash.layout.holders import Topology
 from splash.sched.batch import RowBytes
 from splash.sched.limits import limits_of
 from splash.sched.policy import Policy, ThresholdPolicy
-from splash.sched.predictive import PredictivePolicy, Targets
+from splash.sched.predictive import PredictivePolicy
+from splash.sched.score import Targets
 from splash.spec.model import ModelSpec
 from splash.spec.storage import kv_storage, weight_storage
 

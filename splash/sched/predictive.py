@@ -29,6 +29,7 @@ from splash.sched.forecast import (
 )
 from splash.sched.limits import Limits
 from splash.sched.policy import Decision, Load
+from splash.sched.score import NO_TARGETS, Score, Targets, explained, moved, worked
 from splash.sched.target import Target
 
 LONG = 4
@@ -66,17 +67,6 @@ class Caution:
 CAUTIOUS = Caution()
 RECKLESS = Caution(margin=0.0, conviction=0.0, dwell=0)
 """For free switches."""
-
-
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """Seconds within which a good request stays; None: anything."""
-
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-
-
-NO_TARGETS = Targets()
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +162,11 @@ class PredictivePolicy:
     ) -> dict[Target, Outlook]:
         """Prompts added, for the present target and for all that without them are as good as the best with them."""
         best, complete = float("inf"), {}
-        for target in sorted(outlooks, key=lambda t: (t != now, self._score(outlooks[t], situation))):
+        for target in sorted(outlooks, key=lambda t: (t != now, self._seconds(outlooks[t], situation))):
             one = outlooks[target]
-            if target == now or self._score(one, situation) <= best:
+            if target == now or self._seconds(one, situation) <= best:
                 one = replace(one, prompt_s=self._prompt_s(situation, one))
-                best = min(best, self._score(one, situation))
+                best = min(best, self._seconds(one, situation))
             complete[target] = one
         return complete
 
@@ -199,17 +189,12 @@ class PredictivePolicy:
         means[target] = mean_s + weight * (token_s - mean_s)
         return means[target]
 
-    def _score(self, found: Outlook, situation: Situation) -> float:
-        """Seconds to compare, by objective: until the work of the window is done, or what a request feels of it."""
-        throughput = found.prompt_s + situation.window * found.decode_s * found.crowd
-        if self._objective == "throughput":
-            return throughput
-        wait = found.prompt_s + situation.chunks * found.decode_s
-        if self._objective == "latency":
-            return wait * found.crowd + situation.window * found.decode_s
-        late = max(0.0, wait / self._targets.ttft_s - 1) if self._targets.ttft_s else 0.0
-        slow = max(0.0, found.decode_s / self._targets.tpot_s - 1) if self._targets.tpot_s else 0.0
-        return throughput * (1 + late + slow)
+    def _score(self, found: Outlook, situation: Situation) -> Score:
+        return Score.of(found, situation, self._objective, self._targets)
+
+    def _seconds(self, found: Outlook, situation: Situation) -> float:
+        """To compare."""
+        return self._score(found, situation).seconds
 
     # ---- whether a change pays
 
@@ -219,11 +204,12 @@ class PredictivePolicy:
         """The target to have, and why if it is another one."""
         now = load.present
         scores = {target: self._score(found, situation) for target, found in outlooks.items()}
-        ranked = [target for target in sorted(scores, key=lambda t: scores[t]) if target not in load.refused]
+        ranked = sorted(scores, key=lambda target: scores[target].seconds)
+        ranked = [target for target in ranked if target not in load.refused]
         if now not in outlooks:
-            reason = f"{load.target} cannot hold it: {_work(load)}"
+            reason = f"{load.target} cannot hold it: {worked(load)}"
             return (ranked[0], reason) if ranked else (now, "")
-        gains = {target: 1 - score / scores[now] for target, score in scores.items()}
+        gains = {target: 1 - score.seconds / scores[now].seconds for target, score in scores.items()}
         self._weigh(now, gains)
         if self._kept <= self._caution.dwell:
             return now, ""
@@ -233,7 +219,8 @@ class PredictivePolicy:
             toll = self._toll(load, target)
             lasts_s = outlooks[now].prompt_s + situation.ahead * outlooks[now].decode_s
             if toll.peak <= 1 and self._pays(load, toll.cost, gains[target], lasts_s):
-                return target, _reason(load, gains[target], outlooks[now], outlooks[target], toll)
+                why = explained(scores[target], scores[now])
+                return target, f"{why}; {worked(load)}; {moved(toll.cost.num_bytes, toll.peak)}"
         return now, ""
 
     def _doubted(self, target: Target, gain: float) -> bool:
@@ -291,20 +278,3 @@ def _long_from(load: Load) -> int | None:
     lengths = [*load.lengths, *map(sum, load.prompts), *load.waiting]
     bound = 1 << math.ceil(math.log2(max(1.0, LONG * sum(lengths) / len(lengths))))
     return bound if len(lengths) > 1 and max(lengths) >= bound else None
-
-
-def _reason(load: Load, gain: float, present: Outlook, best: Outlook, toll: Toll) -> str:
-    steps = f"decode step {best.decode_s * 1e3:.3g} ms instead of {present.decode_s * 1e3:.3g}"
-    prompts = more = ""
-    if best.prompt_s or present.prompt_s:
-        prompts = f", prompts {best.prompt_s:.3g} s instead of {present.prompt_s:.3g}"
-    if best.rows != present.rows:
-        more = f", {best.rows} rows a step instead of {present.rows}"
-    moved = f"{toll.cost.num_bytes / 1e9:.2g} GB to each rank"
-    if toll.peak:
-        moved += f", whose room is {toll.peak:.0%} full at the peak"
-    return f"{100 * gain:.0f} % less time: {steps}{prompts}{more}; {_work(load)}; {moved}"
-
-
-def _work(load: Load) -> str:
-    return f"{load.running} running, {len(load.waiting)} waiting, mean context {load.mean_context}"

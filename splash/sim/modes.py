@@ -17,7 +17,7 @@ from splash.core.events import Event, EventSink, SwitchDone
 from splash.layout.layouts import LAYOUTS, TP
 from splash.sched.policy import Decision, Load, Policy
 from splash.sched.predictive import CAUTIOUS, RECKLESS, PredictivePolicy
-from splash.sched.predictive import Targets as PolicyTargets
+from splash.sched.score import Targets as PolicyTargets
 from splash.sim.deployment import SimDeployment
 from splash.sim.executor import CostExecutor
 from splash.sim.record import Recorder

@@ -14,7 +14,8 @@ from splash.sched.arriving import Arrived
 from splash.sched.batch import RowBytes
 from splash.sched.limits import Limits, Room
 from splash.sched.policy import Decision, Load
-from splash.sched.predictive import CAUTIOUS, Caution, PredictivePolicy, Targets
+from splash.sched.predictive import CAUTIOUS, Caution, PredictivePolicy
+from splash.sched.score import Targets
 from splash.sched.target import Target
 
 FAR = 1.0
@@ -110,7 +111,7 @@ def test_it_goes_where_steps_are_shorter_and_says_so() -> None:
     assert target(decision) == "dop"
     assert decision is not None
     assert decision.predicted == pytest.approx(dict.fromkeys(LAYOUTS, FAR) | {"tp": 0.020, "dop": 0.010})
-    assert "10 ms instead of 20" in decision.reason
+    assert "of 10.0 ms instead of 20.0 ms" in decision.reason
 
 
 def test_without_requests_there_is_no_question() -> None:
@@ -252,7 +253,7 @@ def test_a_target_that_there_is_no_room_to_reach_does_not_hide_the_next(room: in
     decision = policy(prices, at=limits({"tp": room})).decide(at_hand)
     assert target(decision) == wanted
     assert decision is not None
-    assert wanted != "dcp" or "100% full at the peak" in decision.reason
+    assert wanted != "dcp" or "100 % full at the peak" in decision.reason
 
 
 def test_a_refused_target_does_not_hide_the_next() -> None:
