@@ -28,7 +28,8 @@ from splash.engine.workload import scene
 from splash.exec.rank import load
 from splash.exec.start import WorkerArgs
 from splash.exec.worker import Worker
-from splash.hal.inproc import InProcessBackend, ThreadCommunicator, run_ranks
+from splash.hal.inproc import InProcessBackend
+from splash.hal.threads import ThreadCommunicator, run_ranks
 from splash.sched.step import ManualClock
 
 NUM_SCENES, SCENE_CHARS, NUM_DECODED = 12, 2400, 64

@@ -26,8 +26,9 @@ from splash.core.params import SamplingParams
 from splash.exec.rank import load
 from splash.exec.start import WorkerArgs
 from splash.exec.worker import Worker
-from splash.hal.inproc import InProcessBackend, ThreadCommunicator, run_ranks
+from splash.hal.inproc import InProcessBackend
 from splash.hal.protocol import PagedKV
+from splash.hal.threads import ThreadCommunicator, run_ranks
 from splash.kv.slots import plan_memory
 from splash.layout.layouts import TP, Assignment
 from splash.sched.step import Admit, PageGrant, StepPlan

@@ -28,9 +28,10 @@ from bench.load import open_engine, random_prompts
 from bench.machine import idleness, provenance, warn_if_busy
 from splash.core.events import Event, RunFinished, StepDone, SwitchDone, from_json, to_json
 from splash.core.params import SamplingParams
-from splash.engine.client import Engine, Stream
+from splash.engine.client import Engine
 from splash.engine.percentiles import spread
 from splash.engine.report import Boundary, boundaries, cost_of, switch_cost
+from splash.engine.streams import Stream
 from splash.layout.layouts import LAYOUTS
 
 TARGET_SHARE = 0.0051

@@ -21,9 +21,9 @@ from splash.core.params import SamplingParams
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from splash.engine.client import Completion
     from splash.engine.deployment import Deployment
     from splash.engine.report import RunReport
+    from splash.engine.streams import Completion
     from splash.engine.trace import TraceWriter
     from splash.engine.verify import Verifier
     from splash.engine.workload import Item, Job

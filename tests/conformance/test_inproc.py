@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from splash.core.errors import CheckpointError, RankFailure
-from splash.hal.inproc import InProcessBackend, ThreadCommunicator, run_ranks
+from splash.hal.inproc import InProcessBackend
 from splash.hal.protocol import ByteCopy, JobClosed, RankContext
+from splash.hal.threads import ThreadCommunicator, run_ranks
 
 
 def echo(context: RankContext, args: dict) -> None:

@@ -6,7 +6,7 @@ from splash_cpu import mailboxes
 from splash_cpu.mailboxes import MailboxCommunicator
 
 from splash.core.errors import CapacityError, RankFailure
-from splash.hal.inproc import ThreadCommunicator, run_ranks
+from splash.hal.threads import ThreadCommunicator, run_ranks
 
 
 def over(comm: ThreadCommunicator, timeout_s: float = 30.0) -> MailboxCommunicator:

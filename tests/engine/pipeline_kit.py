@@ -18,7 +18,8 @@ from splash.exec.inputs import StepInputs
 from splash.exec.rank import load
 from splash.exec.start import WorkerArgs
 from splash.exec.worker import Worker
-from splash.hal.inproc import DEFAULT_CAPS, InProcessBackend, ThreadCommunicator, run_ranks
+from splash.hal.inproc import DEFAULT_CAPS, InProcessBackend
+from splash.hal.threads import ThreadCommunicator, run_ranks
 from splash.layout.rows import Span
 from splash.model.attention.selection import Selection
 from splash.model.checkpoint import open_checkpoint

@@ -13,7 +13,8 @@ from splash.core.errors import ConfigError, RankFailure, RequestError, SplashErr
 from splash.core.events import Event, RequestFinished, RunFinished, RunStarted, SwitchDone
 from splash.core.params import SamplingParams
 from splash.core.request import Request
-from splash.engine.client import Engine, Stream
+from splash.engine.client import Engine
+from splash.engine.streams import Stream
 from splash.engine.workload import When
 from splash.kv.pool import PageState
 from tests.engine.engine_kit import MirrorDeployment

@@ -14,9 +14,10 @@ from splash.core.config import EngineConfig, SchedulerConfig
 from splash.core.errors import CapacityError, CheckpointError, ConfigError, RequestError
 from splash.core.events import Event, RequestPreempted, SwitchDone
 from splash.core.params import SamplingParams
-from splash.engine.client import Completion, Engine
+from splash.engine.client import Engine
 from splash.engine.deployment import Deployment, open_deployment
 from splash.engine.report import RunReport
+from splash.engine.streams import Completion
 from splash.engine.verify import Served, verify
 from splash.engine.workload import When
 from splash.hal.inproc import InProcessBackend

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from splash.core.params import SamplingParams
 from splash.exec.sample import Sampler, Want, draw, uniform
-from splash.hal.inproc import ThreadCommunicator, run_ranks
+from splash.hal.threads import ThreadCommunicator, run_ranks
 from splash.spec.tensors import portion
 
 GREEDY = SamplingParams()
