@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from splash.hw import ops
-from splash.hw.figures import Figure, least, most
+from splash.hw.figures import Figure, either, least, most
 from splash.hw.precision import Precision
 from splash.hw.profile import HardwareProfile, Prefill
 from splash.hw.rows import num_attention_layers, num_indexers
@@ -25,41 +25,45 @@ class PromptReads:
 
     def __init__(self, prefill: Prefill) -> None:
         """`prefill`: the kernel, which computes pairs in whole tiles."""
-        self._prefill = prefill
+        self.prefill = prefill
         self.pairs: Figure = 0.0
         """Causal (row, token) pairs."""
-        self.selected = 0.0
+        self.selected: Figure = 0.0
         """Those kept by sparse attention."""
-        self.rows = 0
+        self.rows: Figure = 0
         """Of which they are."""
-        self.tokens = 0
+        self.tokens: Figure = 0
         """So far, of all prompts."""
-        self.longest = 0
+        self.longest: Figure = 0
         """Tokens so far of the longest prompt."""
-        self.projected = 0
+        self.projected: Figure = 0
         """Rows whose queries this rank projects."""
 
-    def add(self, start: int, count: int, keeps: float, *, share: float, projected: int = 0) -> None:
+    def add(
+        self, start: Figure, count: Figure, keeps: float, *, share: Figure, projected: Figure = 0
+    ) -> None:
         """A chunk, of whose (row, token) pairs the rank has `share`, and projects queries of so many rows."""
-        self.pairs += share * ops.prefill_pairs(self._prefill, count, start)
-        self.selected += share * selected_pairs(start, count, keeps)
-        self.rows += count
-        self.tokens += start + count
-        self.longest = max(self.longest, start + count)
-        self.projected += projected
+        self.pairs = self.pairs + share * ops.prefill_pairs(self.prefill, count, start)
+        self.selected = self.selected + share * selected_pairs(start, count, keeps)
+        self.rows, self.tokens = self.rows + count, self.tokens + start + count
+        self.longest, self.projected = most(self.longest, start + count), self.projected + projected
 
     def beside(self, other: PromptReads) -> PromptReads:
         """Both."""
-        both = PromptReads(self._prefill)
+        both = PromptReads(self.prefill)
         both.pairs, both.selected = self.pairs + other.pairs, self.selected + other.selected
         both.rows, both.tokens = self.rows + other.rows, self.tokens + other.tokens
         both.longest, both.projected = max(self.longest, other.longest), self.projected + other.projected
         return both
 
+    def priced(self, price: Callable[[PromptReads], Figure]) -> Figure:
+        """Seconds, as `PlacedReads` says them: these are of each rank already."""
+        return price(self)
+
     @classmethod
     def stacked(cls, several: Sequence[PromptReads]) -> PromptReads:
         """Of several ranks, each figure an array over them."""
-        stack = cls(several[0]._prefill)
+        stack = cls(several[0].prefill)
         for name in ("pairs", "selected", "rows", "tokens", "longest", "projected"):
             setattr(stack, name, np.array([getattr(reads, name) for reads in several]))
         return stack
@@ -112,7 +116,7 @@ class AttentionCost:
         self._layers = num_attention_layers(spec)
         self._indexers = num_indexers(spec)
 
-    def decode_s(self, rows: Figure, context: Figure, selected: Figure, *, whole: bool) -> Figure:
+    def decode_s(self, rows: Figure, context: Figure, selected: Figure, *, whole: Figure) -> Figure:
         """`rows` decode rows that see `context` cached tokens in all, and attend to `selected` of them."""
         att, index, kv_bytes = self._spec.attention, self._spec.indexer, self._precision.kv_bytes
         heads = self._heads(whole=whole)
@@ -133,7 +137,7 @@ class AttentionCost:
         attending = ops.sparse_mla_decode_s(self._profile, rows, selected, *shape)
         return self._indexers * scoring + self._layers * attending
 
-    def prompt_s(self, reads: PromptReads, *, whole: bool, absorbed: bool) -> Figure:
+    def prompt_s(self, reads: PromptReads, *, whole: Figure, absorbed: Figure) -> Figure:
         """Chunks of prompts. `absorbed`: only that form can be had, since the queries came to the cache or attention
         is sparse, and the projections have what absorbing costs; else the faster form is taken, with that cost."""
         att = self._spec.attention
@@ -149,10 +153,12 @@ class AttentionCost:
                 longest=reads.longest,
             )
         seconds = self._absorbed_s(att, reads, whole=whole)
-        if absorbed:
+        if absorbed is True:
             return seconds
         absorbing = self._absorbing_s(att, reads.projected, whole=whole)
-        return least(seconds + absorbing, self._unabsorbed_s(att, reads, whole=whole))
+        return either(
+            absorbed, seconds, least(seconds + absorbing, self._unabsorbed_s(att, reads, whole=whole))
+        )
 
     def scoring_s(self, reads: PromptReads) -> Figure:
         """The indexers, of chunks: scores as one matrix product, which the selection writes and reads once."""
@@ -166,20 +172,18 @@ class AttentionCost:
         selection = ops.elementwise_s(self._profile, 2.0 * SCORE_BYTES * reads.pairs / index.pool)
         return self._indexers * (product + selection)
 
-    def prompts(self) -> PlacedReads:
-        """No chunks yet."""
-        attention = self._profile.attention
-        prefill = (
-            attention.gqa_prefill if isinstance(self._spec.attention, GQASpec) else attention.mla_prefill
-        )
-        return PlacedReads(prefill, self._ranks)
+    @property
+    def prefill(self) -> Prefill:
+        """The kernel that computes prompts."""
+        kernels = self._profile.attention
+        return kernels.gqa_prefill if isinstance(self._spec.attention, GQASpec) else kernels.mla_prefill
 
     @property
     def keeps(self) -> float:
         """Tokens that a row attends to at most."""
         return float("inf") if self._spec.indexer is None else self._spec.indexer.top_k
 
-    def _absorbed_s(self, att: MLASpec, reads: PromptReads, *, whole: bool) -> Figure:
+    def _absorbed_s(self, att: MLASpec, reads: PromptReads, *, whole: Figure) -> Figure:
         return self._layers * ops.mla_prefill_s(
             self._profile,
             reads.selected,
@@ -191,14 +195,14 @@ class AttentionCost:
             longest=reads.longest,
         )
 
-    def _absorbing_s(self, att: MLASpec, rows: Figure, *, whole: bool) -> Figure:
+    def _absorbing_s(self, att: MLASpec, rows: Figure, *, whole: Figure) -> Figure:
         """The products by W_UK and W_UV, head by head."""
         heads, dtype = self._heads(whole=whole), self._precision.attention
         keys = ops.batched_gemm_s(self._profile, heads, rows, att.kv_lora_rank, att.nope_dim, dtype)
         values = ops.batched_gemm_s(self._profile, heads, rows, att.v_dim, att.kv_lora_rank, dtype)
         return self._layers * (keys + values)
 
-    def _unabsorbed_s(self, att: MLASpec, reads: PromptReads, *, whole: bool) -> Figure:
+    def _unabsorbed_s(self, att: MLASpec, reads: PromptReads, *, whole: Figure) -> Figure:
         """All latents of the prompts so far are projected up, once for the chunk."""
         heads, qk = self._heads(whole=whole), att.nope_dim + att.rope_dim
         up = heads * (att.nope_dim + att.v_dim)
@@ -215,12 +219,12 @@ class AttentionCost:
         )
         return self._layers * (projecting + attending)
 
-    def _heads(self, *, whole: bool) -> int:
+    def _heads(self, *, whole: Figure) -> Figure:
         heads = self._spec.attention.num_heads
-        return heads if whole else heads // self._ranks
+        return either(whole, heads, heads // self._ranks)
 
-    def _kv_heads(self, att: GQASpec, *, whole: bool) -> int:
-        return att.num_kv_heads if whole else max(1, att.num_kv_heads // self._ranks)
+    def _kv_heads(self, att: GQASpec, *, whole: Figure) -> Figure:
+        return either(whole, att.num_kv_heads, max(1, att.num_kv_heads // self._ranks))
 
 
 def chooses(selected: Figure, context: Figure) -> Any:
@@ -229,12 +233,12 @@ def chooses(selected: Figure, context: Figure) -> Any:
     return selected < context * (1 - ROUNDING)
 
 
-def causal_pairs(start: float, count: float) -> float:
+def causal_pairs(start: Figure, count: Figure) -> Figure:
     """(row, token) pairs of rows [start, start + count), each seeing itself and all before it."""
     return count * start + count * (count + 1) / 2
 
 
-def selected_pairs(start: float, count: float, keeps: float) -> float:
+def selected_pairs(start: Figure, count: Figure, keeps: float) -> Figure:
     """As `causal_pairs`, where a row attends to `keeps` tokens at most."""
-    growing = min(count, max(0.0, keeps - start))
-    return causal_pairs(start, growing) + (count - growing) * min(keeps, start + count)
+    growing = least(count, most(0.0, keeps - start))
+    return causal_pairs(start, growing) + (count - growing) * least(keeps, start + count)

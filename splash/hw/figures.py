@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 Figure = Any
-"""A float (or an int), or an array."""
+"""A float (or an int), or an array. Of a step: a number where all ranks are alike, else [ranks]. Of several steps:
+[..., 1] where all ranks are alike, else [..., ranks]."""
 
 
 def root(figure: Figure) -> Figure:
@@ -31,3 +32,28 @@ def most(a: Figure, b: Figure) -> Figure:
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         return np.maximum(a, b)
     return max(a, b)
+
+
+def either(condition: Figure, a: Figure, b: Figure) -> Figure:
+    """`a` where the condition holds, else `b`."""
+    if isinstance(condition, np.ndarray):
+        return np.where(condition, a, b)
+    return a if condition else b
+
+
+def over_ranks(figure: Figure) -> Figure:
+    """That of the rank that has most, of each step: a number of one, [..., 1] of several."""
+    if not isinstance(figure, np.ndarray):
+        return figure
+    largest = figure.max(axis=-1, keepdims=True)
+    return largest if largest.ndim > 1 else largest.item()
+
+
+def each_rank(steps: Figure) -> Figure:
+    """A number, or an array over steps, that all ranks have."""
+    return steps[..., np.newaxis] if isinstance(steps, np.ndarray) else steps
+
+
+def each_step(figure: Figure) -> Figure:
+    """A number, or the array over steps of a figure that all ranks have."""
+    return figure[..., 0] if isinstance(figure, np.ndarray) else figure

@@ -40,6 +40,9 @@ BYTES = {"float32": 4.0, "bfloat16": 2.0, "fp8_block": 1.0, "int8": 1.0}
 ACTIVATION_BYTES = {"float32": 4.0, "bfloat16": 2.0, "fp8_block": 2.0, "int8": 2.0}
 """Of one activation before it is quantised, and of one output."""
 
+INSTANT = 1e-300
+"""Seconds that alter no other, and that can be divided by."""
+
 FALLBACK = {"fp8_block": "bfloat16", "int8": "bfloat16", "bfloat16": "float32"}
 """The dtype to compute in where a profile has no kernel for one: weights are read as they are and converted."""
 
@@ -84,16 +87,17 @@ def gemm_s(p: HardwareProfile, m: Count, n: Count, k: Count, dtype: str) -> Seco
 def batched_gemm_s(p: HardwareProfile, batch: Count, m: Count, n: Count, k: Count, dtype: str) -> Seconds:
     """Of `batch` products in one kernel, each of [m, k] by its own [k, n]: what absorbs a query, head by head."""
     product: Product = gemm_kernel(p, dtype).entry
-    shape = product if product.by_head is None or np.all(batch == 1) else product.by_head
+    alone = np.all(batch == 1) if isinstance(batch, np.ndarray) else batch == 1
+    shape = product if product.by_head is None or alone else product.by_head
     activations, weights = ACTIVATION_BYTES[dtype], BYTES[dtype]
     quantised = product.quantise_bandwidth is not None
-    read = m * k * (weights if quantised else activations)
-    compute = 2.0 * batch * m * n * (k + _value(product.ramp)) / shape.flops.value
-    traffic = batch * (n * k * weights + read + m * n * activations) / shape.bandwidth.value
+    row_bytes = k * (weights if quantised else activations) + n * activations
+    compute = m * (2.0 * batch * n * (k + _value(product.ramp)) / shape.flops.value)
+    traffic = (n * k * weights + m * row_bytes) * (batch / shape.bandwidth.value)
     seconds = shape.fixed.value + _overlap(compute, traffic, k * _value(product.depth))
     if product.quantise_bandwidth is not None:
-        seconds = seconds + batch * m * k * (activations + weights) / product.quantise_bandwidth.value
-    return (batch * m > 0) * seconds
+        seconds = seconds + m * (batch * k * (activations + weights) / product.quantise_bandwidth.value)
+    return (m > 0) * seconds * (batch > 0)
 
 
 def grouped_gemm_s(
@@ -194,15 +198,18 @@ def gqa_decode_s(
 def _decode(
     decode: Decode, rows: Count, kv_tokens: Count, heads: Count, width: int, token_bytes: float
 ) -> Seconds:
-    compute = kv_tokens * (2.0 * _round_up(heads, _multiple(decode)) * width) / _by_heads(decode, heads)
-    num_bytes = kv_tokens * token_bytes + rows * (heads * width * ACTIVATION_BYTES["bfloat16"])
-    read = _overlap(compute, num_bytes / decode.bandwidth.value, _one_row(rows, kv_tokens, decode.per_token))
+    bandwidth = decode.bandwidth.value
+    compute = kv_tokens * (2.0 * _round_up(heads, _multiple(decode)) * width / _by_heads(decode, heads))
+    queries = rows * (heads * width * ACTIVATION_BYTES["bfloat16"] / bandwidth)
+    traffic = kv_tokens * (token_bytes / bandwidth) + queries
+    read = _overlap(compute, traffic, _one_row(rows, kv_tokens, decode.per_token))
     fixed = decode.fixed.value
-    merge = _value(decode.split) * read / (read + fixed)
     each = _value(decode.per_row) + heads * _value(decode.per_head)
-    seconds = fixed + read + merge + rows * each
+    seconds = fixed + read + rows * each
+    if decode.split is not None:
+        seconds = seconds + decode.split.value * read / (read + fixed + INSTANT)
     if decode.gather_bandwidth is not None:
-        seconds = seconds + kv_tokens * token_bytes / decode.gather_bandwidth.value
+        seconds = seconds + kv_tokens * (token_bytes / decode.gather_bandwidth.value)
     return (kv_tokens > 0) * seconds
 
 
@@ -296,8 +303,8 @@ def gqa_prefill_s(
 def _prefill(
     prefill: Prefill, pairs: Count, kv_tokens: Count, width: Count, token_bytes: Count, longest: Count
 ) -> Seconds:
-    compute = _overlap(pairs * (2.0 * width) / prefill.flops.value, longest * _value(prefill.per_token))
-    traffic = kv_tokens * token_bytes / prefill.bandwidth.value
+    compute = _overlap(pairs * (2.0 * width / prefill.flops.value), longest * _value(prefill.per_token))
+    traffic = kv_tokens * (token_bytes / prefill.bandwidth.value)
     return (pairs > 0) * (prefill.fixed.value + compute + traffic)
 
 
@@ -393,7 +400,8 @@ def _roofline(kernel: Product | Indexer, flops: Count, num_bytes: Count) -> Seco
 
 
 def _overlap(*seconds: Count) -> Seconds:
-    squares: Count = 0.0
-    for time in seconds:  # not `sum`, which from Python 3.12 on rounds numbers otherwise than arrays
+    first, *others = seconds
+    squares = first * first
+    for time in others:  # not `sum`, which from Python 3.12 on rounds numbers otherwise than arrays
         squares = squares + time * time
     return root(squares)

@@ -12,17 +12,27 @@ from typing import Any
 import numpy as np
 
 from splash.hw import ops
+from splash.hw.figures import Figure
 from splash.hw.precision import Precision
 from splash.hw.profile import HardwareProfile
 from splash.spec.model import DenseSpec, KDASpec, MLASpec, ModelSpec, MoESpec
 
 Seconds = Any
 """An array with one value for each number of rows."""
-Table = list[float]
-"""As `Seconds`, to look up numbers in."""
 
 ROW_PASSES = 6
 """Times that the elementwise parts of a layer (norms, residuals, activations) read or write its rows."""
+
+
+class Table:
+    """Seconds by rows, to look up at a number of them or at an array of numbers."""
+
+    def __init__(self, seconds: Seconds) -> None:
+        self._seconds = seconds
+        self._numbers: list[float] = seconds.tolist()
+
+    def __getitem__(self, rows: Figure) -> Figure:
+        return self._seconds[rows] if isinstance(rows, np.ndarray) else self._numbers[rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +87,11 @@ def row_tables(
     return RowTables(
         shard=_head_tables(spec, profile, precision, rows, heads // ranks, ranks),
         whole=_head_tables(spec, profile, precision, rows, heads, 1),
-        replicated=_replicated(spec, profile, ranks, precision, rows, divided=divided).tolist(),
-        ffn=_ffns(spec, profile, ranks, precision, rows, balanced=balanced).tolist(),
-        closing=(2 * spec.num_layers * _collective(profile, "all_reduce", ranks, hidden_bytes)).tolist(),
-        scattered_closing=(gather + scatter).tolist(),
-        head=ops.gemm_s(profile, rows, vocabulary, spec.hidden_size, precision.dense).tolist(),
+        replicated=Table(_replicated(spec, profile, ranks, precision, rows, divided=divided)),
+        ffn=Table(_ffns(spec, profile, ranks, precision, rows, balanced=balanced)),
+        closing=Table(2 * spec.num_layers * _collective(profile, "all_reduce", ranks, hidden_bytes)),
+        scattered_closing=Table(gather + scatter),
+        head=Table(ops.gemm_s(profile, rows, vocabulary, spec.hidden_size, precision.dense)),
     )
 
 
@@ -104,14 +114,10 @@ def _head_tables(
     att, hidden, layers = spec.attention, spec.hidden_size, num_attention_layers(spec)
 
     def gemm(n: int, k: int) -> Table:
-        return table(ops.gemm_s(profile, rows, n, k, precision.attention))
+        return Table(layers * ops.gemm_s(profile, rows, n, k, precision.attention))
 
     def by_head(n: int, k: int) -> Table:
-        return table(ops.batched_gemm_s(profile, heads, rows, n, k, precision.attention))
-
-    def table(one_layer: Seconds) -> Table:
-        found: Table = (layers * one_layer).tolist()
-        return found
+        return Table(layers * ops.batched_gemm_s(profile, heads, rows, n, k, precision.attention))
 
     if isinstance(att, MLASpec):
         q_in = hidden if att.q_lora_rank is None else att.q_lora_rank
@@ -122,7 +128,7 @@ def _head_tables(
             o=gemm(hidden, heads * att.v_dim),
         )
     kv_heads = max(1, att.num_kv_heads // kv_shares)
-    none = [0.0] * len(rows)
+    none = Table(np.zeros_like(rows))
     return HeadTables(
         gemm((heads + 2 * kv_heads) * att.head_dim, hidden), none, none, gemm(hidden, heads * att.head_dim)
     )

@@ -7,10 +7,11 @@ are drawn from them as they are, evenly over their tokens, and stand for the res
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby, islice
+from itertools import accumulate
+from operator import itemgetter
 from typing import NamedTuple
 
 KNOWN, LIKELY = 2, 1
@@ -45,36 +46,35 @@ Step = tuple[Piece, ...]
 class Prompts:
     """Prompt tokens, and steps drawn from those that will compute them."""
 
-    tokens: float
-    steps: tuple[Step, ...]
-    count: int = 0
-    """Prompts at hand."""
+    tokens: float = 0.0
+    steps: tuple[Step, ...] = ()
+    drawn: int = 0
+    """Tokens of the steps."""
+    seen: float = 0.0
+    """Share of the prompts at hand of which some rows were drawn."""
 
-    @property
-    def seen(self) -> float:
-        """Share of the prompts at hand of which some rows were drawn."""
-        return min(1.0, sum(map(len, self.steps)) / self.count) if self.count else 0.0
-
-    @property
-    def drawn(self) -> int:
-        """Tokens of the steps."""
-        return sum(piece.rows for step in self.steps for piece in step)
+    @classmethod
+    def of(cls, tokens: float, steps: Iterable[Step], count: int = 0) -> Prompts:
+        """`count`: prompts at hand."""
+        drawn = tuple(steps)
+        seen = min(1.0, sum(map(len, drawn)) / count) if count else 0.0
+        return cls(tokens, drawn, sum(piece.rows for step in drawn for piece in step), seen)
 
 
-NONE = Prompts(0, ())
+NONE = Prompts()
 
 
 def at_hand(unfinished: Sequence[tuple[int, int]], budget: int) -> Prompts:
     """Prompts of which (computed, left) tokens are known, some left of each, in the order in which they will be
     computed."""
-    ends = list(accumulate(left for _, left in unfinished))
+    ends = list(accumulate(map(itemgetter(1), unfinished)))
     if not ends:
         return NONE
     num_steps = -(-ends[-1] // budget)
     drawn = min(num_steps, KNOWN)
     places = (int(num_steps * (number + 0.5) / drawn) * budget for number in range(drawn))
-    steps = tuple(tuple(_cut(unfinished, ends, place, budget)) for place in places)
-    return Prompts(ends[-1], steps, len(unfinished))
+    steps = (tuple(_cut(unfinished, ends, place, budget)) for place in places)
+    return Prompts.of(ends[-1], steps, len(unfinished))
 
 
 def coming(arrived: Sequence[Arrived], step: int, window: float, budget: int, turn: int) -> Prompts:
@@ -84,15 +84,15 @@ def coming(arrived: Sequence[Arrived], step: int, window: float, budget: int, tu
     if not arrived:
         return NONE
     silence, since = step - arrived[-1].step, step - arrived[0].step
-    expected = sum(length for _, length in arrived) * max(0.0, min(window, since) - silence) / max(1, since)
+    ends = list(accumulate(map(itemgetter(1), arrived)))
+    expected = ends[-1] * max(0.0, min(window, since) - silence) / max(1, since)
     if expected < 1:
         return NONE
     steps: list[Step] = []
-    together = [[length for _, length in group] for _, group in groupby(arrived, key=_step)]
-    for lengths, place in _drawn(together, turn):
-        filled = list(_filled((Piece(0, length, length) for length in lengths), budget))
+    for crowd, place in _drawn(arrived, ends, turn):
+        filled = list(_filled((Piece(0, length, length) for _, length in crowd), budget))
         steps.append(filled[int(place * len(filled))])
-    return Prompts(expected, tuple(steps))
+    return Prompts.of(expected, steps)
 
 
 def _cut(
@@ -100,7 +100,8 @@ def _cut(
 ) -> Iterator[Piece]:
     """The step that computes the `budget` tokens from the `place`-th on of those that are left; `ends` sums these."""
     index = bisect_right(ends, place)
-    for (done, left), end in islice(zip(unfinished[index:], ends[index:], strict=True), MAX_CHUNKS):
+    last = index + MAX_CHUNKS
+    for (done, left), end in zip(unfinished[index:last], ends[index:last], strict=True):
         skipped = max(0, place - (end - left))
         count = min(left - skipped, place + budget - max(place, end - left))
         if count <= 0:
@@ -125,16 +126,14 @@ def _filled(pieces: Iterable[Piece], budget: int) -> Iterator[Step]:
         yield tuple(filling)
 
 
-def _drawn(together: Sequence[Sequence[int]], turn: int) -> Iterator[tuple[Sequence[int], float]]:
-    """LIKELY of these crowds, evenly over their tokens, and where in each (of 1)."""
-    ends = list(accumulate(map(sum, together)))
+def _drawn(
+    arrived: Sequence[Arrived], ends: Sequence[int], turn: int
+) -> Iterator[tuple[Sequence[Arrived], float]]:
+    """LIKELY of the crowds that came at once, evenly over their tokens, and where in each (of 1). `ends` sums all."""
     begin = turn * GOLDEN % 1
     for number in range(LIKELY):
         place = ends[-1] * (number + begin) / LIKELY
-        index = bisect_right(ends, place)
-        crowd = together[index]
-        yield crowd, 1 - (ends[index] - place) / sum(crowd)
-
-
-def _step(arrived: Arrived) -> int:
-    return arrived.step
+        step = arrived[bisect_right(ends, place)].step
+        first, last = bisect_left(arrived, (step,)), bisect_left(arrived, (step + 1,))
+        crowd = arrived[first:last]
+        yield crowd, 1 - (ends[last - 1] - place) / sum(length for _, length in crowd)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice, repeat
 from typing import Protocol
 
 from splash.layout.layouts import Layout, Placement, assigned
 from splash.layout.work import DecodeRows, PromptRows, Work
 from splash.sched import arriving
-from splash.sched.arriving import Prompts, Step
+from splash.sched.arriving import Step
 from splash.sched.batch import chunk_method
 from splash.sched.limits import Limits
 from splash.sched.policy import Load
@@ -31,27 +33,37 @@ class StepPrices(Protocol):
         """Seconds of one step."""
         ...
 
-    def steps_s(self, work: Work, prompts: Sequence[Sequence[PromptRows]]) -> Sequence[float]:
-        """Seconds of the step of `work`, with each of these chunks in place of its own."""
+    def steps_s(self, works: Sequence[Work]) -> Sequence[float]:
+        """Seconds of each of many steps."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
-    """What one target would make of the load, prompts apart."""
+class Forecast:
+    """What steps take under one target, as predicted."""
 
     target: Target
     rows: int
     """Requests that decode in a step."""
+    decode_s: float
+    """Of a step of them alone."""
+    known_token_s: float
+    """What a prompt token at hand adds to the decodes beside it,"""
+    likely_token_s: float
+    """and one that comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What one target would make of the load, as observations correct what is predicted."""
+
+    rows: int
+    """Requests that decode in a step."""
     crowd: float
     """Requests at hand for each of them."""
-    decodes: Work
-    """A step of them alone."""
-    alone_s: float
-    """That it takes, as predicted."""
     decode_s: float
-    """As observations correct it."""
-    prompt_s: float = 0.0
+    """Seconds of a step of them alone."""
+    prompt_s: float
     """Of all prompt tokens, beyond the decodes beside them."""
 
 
@@ -65,22 +77,37 @@ class Situation:
         self.everyone = load.running + len(load.waiting)
         self.ahead = max(float(window_steps), _mean(load.outputs))
         """Tokens that a request is expected to go on for: as many as it has generated."""
-        self.longest = max(max(load.lengths, default=0), max(map(sum, load.prompts), default=0))
-        pending = sum(left for _, left in load.prompts) + sum(load.waiting)
+        self._keeps = keeps
+        self._running = [*load.lengths, *map(sum, load.prompts)]
+        self._sums = Sums.of(self._running, keeps)
+        """Of what runs."""
+        self._waiting = {len(load.waiting): Sums.of(load.waiting, keeps)}
+        """Of the first ones that wait, as many as have been asked for."""
+        self._apart: dict[tuple[int, int], tuple[Sums, Sums]] = {}
+        left = sum(left for _, left in load.prompts)
+        self._resident = self._sums.context - left
+        pending = left + self._waiting[len(load.waiting)].context
         self.chunks = -(-pending // limits.token_budget)
         """Steps that the prompts at hand take at least."""
         self.window = min(self.ahead, max(window_steps, self.chunks))
         """Steps that are looked ahead."""
-        unfinished = [prompt for prompt in load.prompts if prompt[1]] + [(0, n) for n in load.waiting]
+        unfinished = [*(prompt for prompt in load.prompts if prompt[1]), *zip(repeat(0), load.waiting)]
         budget = max(1, limits.token_budget - min(load.running, limits.token_budget // 2))
         self.at_hand = arriving.at_hand(unfinished, budget)
         self.coming = arriving.coming(load.arrived, load.step, self.window, budget, turn)
-        self._keeps = keeps
-        self._running = [*load.lengths, *map(sum, load.prompts)]
-        self._resident = sum(load.lengths) + sum(done for done, _ in load.prompts)
         self._future = pending
-        self._sums: dict[int, Sums] = {}
-        self._apart: dict[tuple[int, int], tuple[Sums | None, Sums | None]] = {}
+
+    @property
+    def longest(self) -> int:
+        """Tokens of what runs."""
+        return self._sums.longest
+
+    def long_from(self, times: float) -> int | None:
+        """A length above which requests are long beside the others: so many times the mean length, rounded up to a
+        power of two. None if no request is that long, or there are no others."""
+        total = self._sums + self._waiting[len(self.load.waiting)]
+        bound = 1 << math.ceil(math.log2(max(1.0, times * total.context / total.count)))
+        return bound if total.count > 1 and total.longest >= bound else None
 
     def resident(self, state_tokens: int) -> int:
         """Tokens held, where a request's recurrent state takes the room of so many."""
@@ -92,25 +119,25 @@ class Situation:
         mean = held / self.everyone + self.ahead / 2
         return max(1, min(self.everyone, max_running, int(room_tokens / mean)))
 
-    def lengths(self, admitted: int) -> list[int]:
-        """Of what runs, and of those who wait as far as that many are admitted."""
-        return [*self._running, *self.load.waiting[: max(0, admitted - len(self._running))]]
-
     def sums(self, admitted: int) -> Sums:
-        found = self._sums.get(admitted)
-        if found is None:
-            found = self._sums[admitted] = Sums.of(self.lengths(admitted), self._keeps)
-        return found
+        """Over what runs, and over those who wait as far as that many are admitted."""
+        return self._sums + self._first(max(0, admitted - len(self._running)))
 
-    def sums_apart(self, admitted: int, bound: int) -> tuple[Sums | None, Sums | None]:
-        """Of those shorter than `bound` tokens, and of the others; None where there are none."""
+    def sums_apart(self, admitted: int, bound: int) -> tuple[Sums, Sums]:
+        """Of those shorter than `bound` tokens, and of the others."""
         found = self._apart.get((admitted, bound))
         if found is None:
-            lengths = self.lengths(admitted)
-            kinds = [n for n in lengths if n < bound], [n for n in lengths if n >= bound]
-            short, long = (Sums.of(kind, self._keeps) if kind else None for kind in kinds)
-            found = self._apart[admitted, bound] = short, long
+            lengths = [*self._running, *self.load.waiting[: max(0, admitted - len(self._running))]]
+            short, long = [n for n in lengths if n < bound], [n for n in lengths if n >= bound]
+            found = self._apart[admitted, bound] = Sums.of(short, self._keeps), Sums.of(long, self._keeps)
         return found
+
+    def _first(self, waiting: int) -> Sums:
+        """Of so many that wait, or of all."""
+        waiting = min(waiting, len(self.load.waiting))
+        if waiting not in self._waiting:
+            self._waiting[waiting] = Sums.of(self.load.waiting[:waiting], self._keeps)
+        return self._waiting[waiting]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,82 +152,121 @@ class Sums:
 
     @classmethod
     def of(cls, lengths: Sequence[int], keeps: float) -> Sums:
-        context, longest = sum(lengths), max(lengths)
-        selected = context if longest <= keeps else context - sum(n - keeps for n in lengths if n > keeps)
-        return cls(len(lengths), context, selected, longest)
+        context, longest = sum(lengths), max(lengths, default=0)
+        more = [n for n in lengths if n > keeps] if longest > keeps else []
+        return cls(
+            len(lengths), context, context - sum(more) + len(more) * keeps if more else context, longest
+        )
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(
+            self.count + other.count,
+            self.context + other.context,
+            self.selected + other.selected,
+            max(self.longest, other.longest),
+        )
 
 
-def outlook(
-    situation: Situation, target: Target, prices: StepPrices, limits: Limits, ratio: float
-) -> Outlook | None:
-    """None if the target cannot hold what runs. `ratio`: of observed to predicted seconds."""
+def forecasts(
+    situation: Situation, targets: Iterable[Target], prices: StepPrices, limits: Limits
+) -> list[Forecast]:
+    """Of the targets that can hold what runs. All steps are priced at once."""
+    known, likely = situation.at_hand, situation.coming
+    drawn = _Drawn((*known.steps, *likely.steps), limits, prices.ranks)
+    plans = [
+        _plan(situation, target, drawn, limits, prices.ranks)
+        for target in targets
+        if _holds(target, situation, limits)
+    ]
+    seconds = iter(prices.steps_s([work for plan in plans for work in plan.works]))
+    found = []
+    for plan in plans:
+        alone_s = next(seconds)
+        added = [max(0.0, step_s - alone_s) for step_s in islice(seconds, len(plan.works) - 1)]
+        known_s, likely_s = sum(added[: len(known.steps)]), sum(added[len(known.steps) :])
+        per_token = known_s / max(1, known.drawn), likely_s / max(1, likely.drawn)
+        found.append(Forecast(plan.target, plan.rows, alone_s, *per_token))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What a forecast for a target is made from."""
+
+    target: Target
+    rows: int
+    """Requests that decode in a step."""
+    works: Sequence[Work]
+    """A step of them alone, and one with each drawn step's chunks."""
+
+
+def _holds(target: Target, situation: Situation, limits: Limits) -> bool:
     room, longest = limits.room[target.name], situation.longest
-    if situation.resident(room.state_tokens) > room.tokens:
-        return None
-    if longest > limits.room[target.layout_of(longest).name].request_tokens:
-        return None
-    admitted = situation.admitted(room.tokens, room.state_tokens, limits.max_running)
-    step = decodes(situation, target, admitted, prices)
-    alone_s = prices.step_s(step)
-    return Outlook(target, admitted, situation.everyone / admitted, step, alone_s, alone_s * ratio)
+    fits = longest <= limits.room[target.layout_of(longest).name].request_tokens
+    return fits and situation.resident(room.state_tokens) <= room.tokens
 
 
-def prompt_token_s(
-    found: Outlook, situation: Situation, prices: StepPrices, limits: Limits
-) -> tuple[float, float]:
-    """Seconds that a prompt token adds to the decodes beside it: of those at hand, and of those that come."""
-    known, likely = situation.at_hand.steps, situation.coming.steps
-    if not known and not likely:
-        return 0.0, 0.0
-    chunks = [_chunks(step, found.target, limits, prices.ranks) for step in (*known, *likely)]
-    added = [max(0.0, seconds - found.alone_s) for seconds in prices.steps_s(found.decodes, chunks)]
-    return _each(situation.at_hand, added[: len(known)]), _each(situation.coming, added[len(known) :])
+def _plan(situation: Situation, target: Target, drawn: _Drawn, limits: Limits, ranks: int) -> _Plan:
+    room = limits.room[target.name]
+    rows = situation.admitted(room.tokens, room.state_tokens, limits.max_running)
+    alone = decodes(situation, target, rows, ranks)
+    beside = [Work(alone.decodes, chunks, alone.sampled) for chunks in drawn.under(target)]
+    return _Plan(target, rows, [alone, *beside])
 
 
-def decodes(situation: Situation, target: Target, admitted: int, prices: StepPrices) -> Work:
+class _Drawn:
+    """Steps of prompts, as targets want them. Targets that differ for none of these prompts share what is made."""
+
+    def __init__(self, steps: Sequence[Step], limits: Limits, ranks: int) -> None:
+        self._steps = steps
+        self._limits = limits
+        self._ranks = ranks
+        self._longest = max((piece.length for step in steps for piece in step), default=0)
+        self._known: dict[Target, list[tuple[PromptRows, ...]]] = {}
+
+    def under(self, target: Target) -> list[tuple[PromptRows, ...]]:
+        """By step, its chunks."""
+        if target.striped_from is not None and self._longest < target.striped_from:
+            target = Target(target.layout)
+        if target not in self._known:
+            chunks = [tuple(_chunks(step, target, self._limits, self._ranks)) for step in self._steps]
+            self._known[target] = chunks
+        return self._known[target]
+
+
+def decodes(situation: Situation, target: Target, admitted: int, ranks: int) -> Work:
     """A step of `admitted` decodes with the lengths of those that run and of prompts that will become decodes."""
     bound = target.striped_from
     if bound is None:
-        sums = {target.layout: situation.sums(admitted)}
+        groups = _groups(target.layout, situation.sums(admitted), ranks)
     else:
         short, long = situation.sums_apart(admitted, bound)
-        kinds = {target.layout: short, target.layout_of(bound): long}
-        sums = {layout: these for layout, these in kinds.items() if these is not None}
-    groups = [group for layout, these in sums.items() for group in _groups(layout, these, prices.ranks)]
-    return Work(tuple(groups), sampled=sum(these.count for these in sums.values()))
+        groups = [*_groups(target.layout, short, ranks), *_groups(target.layout_of(bound), long, ranks)]
+    return Work(tuple(groups), sampled=sum(group.rows for group in groups))
 
 
-def _groups(layout: Layout, sums: Sums, ranks: int) -> Iterator[DecodeRows]:
-    """Decodes of one layout, balanced over its homes."""
-    if layout.placement is Placement.BY_HEAD:
-        yield DecodeRows(assigned(layout, 0), sums.count, sums.context, sums.selected)
-        return
-    shares = _shares(sums, ranks, even=layout.placement is Placement.STRIPED)
-    for home, (rows, tokens, chosen) in enumerate(shares):
-        if rows:
-            yield DecodeRows(assigned(layout, home), rows, tokens, chosen)
-
-
-def _shares(sums: Sums, ranks: int, *, even: bool) -> list[tuple[int, float, float]]:
-    """Rows, context and selected tokens by home, balanced as far as whole requests allow: the home of the longest
-    request has at least that one. `even`: stripes share the tokens whatever the homes."""
-    count, context, selected, longest = sums.count, sums.context, sums.selected, sums.longest
-    rows = [count // ranks + (home < count % ranks) for home in range(ranks)]
-    if even:
-        return [(n, context * n / count, selected * n / count) for n in rows]
+def _groups(layout: Layout, sums: Sums, ranks: int) -> list[DecodeRows]:
+    """Decodes of one layout, balanced over its owners as far as whole requests allow: the home of the longest request
+    has at least that one. Where all ranks read alike, homes are of no account."""
+    count, context, longest = sums.count, sums.context, sums.longest
+    if not count:
+        return []
+    if layout.placement is not Placement.OWNER:
+        return [DecodeRows(assigned(layout, 0), count, context, sums.selected)]
     first = max(context / ranks, float(longest)) if count > 1 else context
     others = (context - first) / max(1, min(count, ranks) - 1)
-    shares = []
-    for home, n in enumerate(rows):
-        tokens = first if home == 0 else others if n else 0.0
-        shares.append((n, tokens, tokens * selected / context))
-    return shares
+    each, more = divmod(count, ranks)
+    groups = []
+    for home in range(min(count, ranks)):
+        tokens = others if home else first
+        chosen = tokens * sums.selected / context
+        groups.append(DecodeRows(assigned(layout, home), each + (home < more), tokens, chosen))
+    return groups
 
 
-def _chunks(step: Step, target: Target, limits: Limits, ranks: int) -> list[PromptRows]:
+def _chunks(step: Step, target: Target, limits: Limits, ranks: int) -> Iterator[PromptRows]:
     """A step's pieces of prompts where the target wants them; each goes to the owner that holds least of them."""
     held = [0] * ranks
-    chunks = []
     for number, (start, count, length) in enumerate(step):
         layout = target.layout_of(length)
         home = 0
@@ -210,13 +276,7 @@ def _chunks(step: Step, target: Target, limits: Limits, ranks: int) -> list[Prom
         elif layout.placement is Placement.STRIPED:
             home = number % ranks
         at = assigned(layout, home)
-        chunks.append(PromptRows(at, chunk_method(at, start, count, limits.row_bytes, ranks), start, count))
-    return chunks
-
-
-def _each(prompts: Prompts, added: Sequence[float]) -> float:
-    """Seconds that one prompt token adds, if the steps drawn from them add these."""
-    return sum(added) / prompts.drawn if prompts.drawn else 0.0
+        yield PromptRows(at, chunk_method(at, start, count, limits.row_bytes, ranks), start, count)
 
 
 def _mean(values: Sequence[int]) -> float:

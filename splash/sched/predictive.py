@@ -9,9 +9,8 @@ the advantage of a layout is expected to last as long as the work that it was co
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from splash.core.config import Objective
@@ -19,14 +18,7 @@ from splash.layout.change import Change, ChangeCost
 from splash.layout.layouts import LAYOUTS, Placement
 from splash.sched.arriving import Prompts
 from splash.sched.crossing import crossing, peak_share
-from splash.sched.forecast import (
-    Outlook,
-    Situation,
-    StepPrices,
-    decodes,
-    outlook,
-    prompt_token_s,
-)
+from splash.sched.forecast import Forecast, Outlook, Situation, StepPrices, decodes, forecasts
 from splash.sched.limits import Limits
 from splash.sched.policy import Decision, Load
 from splash.sched.score import NO_TARGETS, Score, Targets, explained, moved, worked
@@ -126,22 +118,22 @@ class PredictivePolicy:
             return None
         self._questions += 1
         situation = self._situation(load)
-        self._observe(situation)
-        found = [self._outlook(situation, target) for target in self._candidates(load)]
-        outlooks = {one.target: one for one in found if one is not None}
-        if not outlooks:
+        found = forecasts(situation, self._candidates(situation), self._prices, self._limits)
+        self._observe(situation, found)
+        if not found:
             return None
+        outlooks = self._outlooks(situation, found)
         predicted = {
-            target.name: one.decode_s for target, one in outlooks.items() if target.striped_from is None
+            one.target.name: outlooks[one.target].decode_s for one in found if one.target.striped_from is None
         }
-        wanted, reason = self._choose(load, situation, self._with_prompts(load.present, situation, outlooks))
+        wanted, reason = self._choose(load, situation, outlooks)
         return Decision(wanted.name, reason, predicted, wanted.striped_from)
 
-    def _candidates(self, load: Load) -> list[Target]:
+    def _candidates(self, situation: Situation) -> list[Target]:
         """Every layout; owner layouts also with the long requests striped, where some are long beside the others. The
         present one is among them, with the bound that it has."""
         targets = [Target(layout) for layout in LAYOUTS.values()]
-        bound = load.striped_from or _long_from(load)
+        bound = situation.load.striped_from or situation.long_from(LONG)
         if bound is not None:
             owners = [layout for layout in LAYOUTS.values() if layout.placement is Placement.OWNER]
             targets += [Target(layout, bound) for layout in owners]
@@ -154,29 +146,31 @@ class PredictivePolicy:
             load, self._limits, self._prices.keeps, self._caution.window_steps, turn=self._questions
         )
 
-    def _outlook(self, situation: Situation, target: Target) -> Outlook | None:
-        return outlook(situation, target, self._prices, self._limits, self._ratio(target))
+    def _outlooks(self, situation: Situation, found: Sequence[Forecast]) -> dict[Target, Outlook]:
+        """By target. Prompts count for the present target, and for all that without them are as good as the best with
+        them."""
+        now, best = situation.load.present, float("inf")
+        alone = {one.target: self._outlook(one, situation) for one in found}
+        seconds = {target: self._seconds(outlook, situation) for target, outlook in alone.items()}
+        outlooks = {}
+        for one in sorted(found, key=lambda one: (one.target != now, seconds[one.target])):
+            outlook = alone[one.target]
+            if one.target == now or seconds[one.target] <= best:
+                outlook = self._outlook(one, situation, self._prompt_s(situation, one))
+                best = min(best, self._seconds(outlook, situation))
+            outlooks[one.target] = outlook
+        return outlooks
 
-    def _with_prompts(
-        self, now: Target, situation: Situation, outlooks: Mapping[Target, Outlook]
-    ) -> dict[Target, Outlook]:
-        """Prompts added, for the present target and for all that without them are as good as the best with them."""
-        best, complete = float("inf"), {}
-        for target in sorted(outlooks, key=lambda t: (t != now, self._seconds(outlooks[t], situation))):
-            one = outlooks[target]
-            if target == now or self._seconds(one, situation) <= best:
-                one = replace(one, prompt_s=self._prompt_s(situation, one))
-                best = min(best, self._seconds(one, situation))
-            complete[target] = one
-        return complete
+    def _outlook(self, found: Forecast, situation: Situation, prompt_s: float = 0.0) -> Outlook:
+        ratio = self._ratio(found.target)
+        crowd = situation.everyone / found.rows
+        return Outlook(found.rows, crowd, found.decode_s * ratio, prompt_s * ratio)
 
-    def _prompt_s(self, situation: Situation, found: Outlook) -> float:
+    def _prompt_s(self, situation: Situation, found: Forecast) -> float:
         """Of all prompts. Few steps are drawn from many prompts, so what they take is averaged over questions."""
-        known_s, likely_s = prompt_token_s(found, situation, self._prices, self._limits)
-        known_s = self._averaged(self._known_s, found.target, situation.at_hand, known_s)
-        likely_s = self._averaged(self._coming_s, found.target, situation.coming, likely_s)
-        seconds = known_s * situation.at_hand.tokens + likely_s * situation.coming.tokens
-        return seconds * self._ratio(found.target)
+        known_s = self._averaged(self._known_s, found.target, situation.at_hand, found.known_token_s)
+        likely_s = self._averaged(self._coming_s, found.target, situation.coming, found.likely_token_s)
+        return known_s * situation.at_hand.tokens + likely_s * situation.coming.tokens
 
     def _averaged(
         self, means: dict[Target, float], target: Target, prompts: Prompts, token_s: float
@@ -254,27 +248,26 @@ class PredictivePolicy:
 
     # ---- what it learns
 
-    def _observe(self, situation: Situation) -> None:
+    def _observe(self, situation: Situation, found: Sequence[Forecast]) -> None:
         """Learn how the present layout's decode steps compare with their prediction. What is wrong with all layouts
         alike must not make the others look better."""
         load = situation.load
         if load.decode_s is None or not load.lengths or load.prompts:
             return
-        step = decodes(situation, load.present, len(load.lengths), self._prices)
-        ratio = load.decode_s / self._prices.step_s(step)
+        ratio = load.decode_s / self._decode_s(situation, found)
         weight = self._caution.correction_weight
         known = self._ratio(load.present)
         self._ratios[load.target] = known + weight * (ratio - known)
         self._common_ratio += weight * (ratio - self._common_ratio)
 
+    def _decode_s(self, situation: Situation, found: Sequence[Forecast]) -> float:
+        """Of a step of what runs, as predicted: most often a forecast has priced it."""
+        load, rows = situation.load, len(situation.load.lengths)
+        for one in found:
+            if one.target == load.present and one.rows == rows:
+                return one.decode_s
+        return self._prices.step_s(decodes(situation, load.present, rows, self._prices.ranks))
+
     def _ratio(self, target: Target) -> float:
         """Of observed to predicted time."""
         return self._ratios.get(target.name, self._common_ratio)
-
-
-def _long_from(load: Load) -> int | None:
-    """A length above which requests are long beside the others: LONG times the mean, rounded up to a power of two.
-    None if no request is that long, or there are no others."""
-    lengths = [*load.lengths, *map(sum, load.prompts), *load.waiting]
-    bound = 1 << math.ceil(math.log2(max(1.0, LONG * sum(lengths) / len(lengths))))
-    return bound if len(lengths) > 1 and max(lengths) >= bound else None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from splash.layout.layouts import Layout, Placement, layout_named, with_placement
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """Made by `target_named`. Long requests keep the projection, so no weights move for them."""
 
     layout: Layout

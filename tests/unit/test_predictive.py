@@ -9,7 +9,7 @@ import pytest
 
 from splash.layout.change import Change, ChangeCost
 from splash.layout.layouts import LAYOUTS
-from splash.layout.work import PromptRows, Work
+from splash.layout.work import Work
 from splash.sched.arriving import Arrived
 from splash.sched.batch import RowBytes
 from splash.sched.limits import Limits, Room
@@ -39,8 +39,8 @@ class Prices:
         tokens = sum(chunk.count for chunk in work.prompts)
         return self.decode_s.get(name, FAR) + tokens * self.token_s.get(name, 0.001)
 
-    def steps_s(self, work: Work, prompts: Sequence[Sequence[PromptRows]]) -> list[float]:
-        return [self.step_s(replace(work, prompts=tuple(chunks))) for chunks in prompts]
+    def steps_s(self, works: Sequence[Work]) -> list[float]:
+        return [self.step_s(work) for work in works]
 
     def change(self, change: Change) -> ChangeCost:
         return ChangeCost(change.num_bytes, 0.0, self.held_up_s * change.num_bytes)

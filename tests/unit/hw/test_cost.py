@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import pytest
 
 from splash.hw import ops
-from splash.hw.attention import MANY
+from splash.hw.attention import MANY, AttentionCost, PlacedReads
 from splash.hw.cost import CostModel
 from splash.hw.load import load_profile
 from splash.hw.precision import Precision
@@ -532,19 +533,18 @@ def test_candidates_travel_where_a_chunk_gathers_and_index_keys_do_not() -> None
 @pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v3.2", "llama-3.1-405b"])
 def test_chunks_of_many_owners_are_attended_as_those_of_few_are(name: str) -> None:
     """Red when what is priced as one array over owners differs, in any bit, from owners one by one."""
-    cost, layout = model(name), LAYOUTS["dp"]
-    chunks = [PromptRows(assigned(layout, home), Method.LOCAL, 1000 * home, 100 + home) for home in range(8)]
-    reads = cost._attention.prompts()
-    for chunk in chunks:
-        reads.on(chunk.at.home).add(chunk.start, chunk.count, cost.keeps, share=1.0, projected=chunk.count)
+    attention = AttentionCost(spec_of(name), P, RANKS, precision_of(name))
+    price = partial(attention.prompt_s, whole=True, absorbed=False)
+
+    def priced(chunks: Sequence[tuple[int | None, int, int]]) -> Any:
+        placed = PlacedReads(attention.prefill, RANKS)
+        for rank, start, count in chunks:
+            placed.on(rank).add(start, count, attention.keeps, share=1.0, projected=count)
+        return placed.priced(price)
+
+    chunks = [(rank, 1000 * rank, 100 + rank) for rank in range(RANKS)]
     assert len(chunks) > MANY
-    together = reads.priced(partial(cost._attention.prompt_s, whole=True, absorbed=False))
-    one_by_one = []
-    for chunk in chunks:
-        single = cost._attention.prompts()
-        single.on(None).add(chunk.start, chunk.count, cost.keeps, share=1.0, projected=chunk.count)
-        one_by_one.append(single.priced(partial(cost._attention.prompt_s, whole=True, absorbed=False)))
-    assert together.tolist() == one_by_one
+    assert priced(chunks).tolist() == [priced([(None, start, count)]) for _, start, count in chunks]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -575,6 +575,7 @@ def test_steps_with_the_same_decodes_cost_what_each_of_them_costs(name: str, lay
     method = Method.LOCAL if layout in ("tp", "dp") else Method.EXCHANGE
     chunk = PromptRows(assigned(LAYOUTS[layout], home), method, 500, 300)
     steps = [(), (chunk,), (replace(chunk, start=4000), chunk), ()]
-    each = [model(name).step_s(replace(work, prompts=chunks)) for chunks in steps]
-    assert model(name).steps_s(work, steps) == each
+    works = [replace(work, prompts=chunks) for chunks in steps]
+    each = [model(name).step_s(one) for one in works]
+    assert model(name).steps_s(works) == each
     assert each[0] < each[1] < each[2]
