@@ -50,7 +50,7 @@ class NullExecutor:
         for admit in plan.admits:
             self._known[admit.request] = len(admit.tokens)
         count = len(plan.decodes) + sum(c.start + c.count == self._known[c.request] for c in plan.chunks)
-        self._result = StepResult(plan.index, (7,) * count, tuple(c.id for c in plan.copies))
+        self._result = StepResult(plan.step, (7,) * count, tuple(c.id for c in plan.copies))
 
     def collect(self) -> StepResult:
         return self._result

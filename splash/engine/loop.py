@@ -227,7 +227,7 @@ class Loop:
             if self._scheduler.has_work():
                 raise CapacityError("requests wait, nothing runs, and none of them can be given pages")
             return False
-        self._next_step = plan.index + 1
+        self._next_step = plan.step + 1
         self._executor.submit(plan)
         self._scheduler.prepare()
         self._hand_on()

@@ -125,7 +125,7 @@ class TraceWriter:
 
     def step(self, plan: StepPlan, result: StepResult, *, planned_s: float, collected_s: float) -> None:
         times = {"planned_s": planned_s, "collected_s": collected_s}
-        self._write("step", {"digest": plan_digest(plan), **times, "result": asdict(result)})
+        self._write("step", {"digest": plan_digest(plan), **times, "result": result._asdict()})
 
     def close(self) -> None:
         with self._errors_named():

@@ -30,10 +30,10 @@ def replay(records: Iterable[Record], scheduler: Callable[[Clock, EventSink], Sc
 
     def compare(plan: StepPlan) -> None:
         nonlocal planned
-        if plan.index >= len(steps):
-            raise TwinError(f"step {plan.index} was planned, the run ended after {len(steps)}")
-        if plan_digest(plan) != steps[plan.index].digest:
-            raise TwinError(f"step {plan.index} of {len(steps)} was planned otherwise than in the run")
+        if plan.step >= len(steps):
+            raise TwinError(f"step {plan.step} was planned, the run ended after {len(steps)}")
+        if plan_digest(plan) != steps[plan.step].digest:
+            raise TwinError(f"step {plan.step} of {len(steps)} was planned otherwise than in the run")
         planned += 1
 
     simulation = Simulation(

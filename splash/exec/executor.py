@@ -42,11 +42,11 @@ def merged(results: Sequence[StepResult], *, check: bool) -> StepResult:
     first = results[0]
     if check:
         for rank, other in enumerate(results):
-            assert (other.index, other.tokens) == (first.index, first.tokens), (
-                f"rank {rank} sampled {other.tokens} in step {other.index}, rank 0 {first.tokens} in {first.index}"
+            assert (other.step, other.tokens) == (first.step, first.tokens), (
+                f"rank {rank} sampled {other.tokens} in step {other.step}, rank 0 {first.tokens} in {first.step}"
             )
     return StepResult(
-        first.index,
+        first.step,
         first.tokens,
         tuple(ack for result in results for ack in result.acks),
         first.gaps,

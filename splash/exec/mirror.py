@@ -108,6 +108,8 @@ class Mirror:
     def apply(self, plan: StepPlan) -> None:
         """The plan's changes, in their order: what is granted may lie in a slot that the plan gives back, a staging may
         follow a flip of the same request."""
+        if not plan.changes:
+            return
         for rank, shards in plan.residents:
             if rank == self.rank:
                 self.resident.clear()

@@ -68,10 +68,10 @@ def main(context: RankContext, args: WorkerArgs) -> None:
 
 
 def serve(context: RankContext, worker: Worker) -> NoReturn:
-    """Plans in, results out, as `values`, until JobClosed. Copies begin when the result is on its way."""
+    """Plans in, results out, as plain values, until JobClosed. Copies begin when the result is on its way."""
     while True:
         plan = StepPlan.of(context.receive())
-        context.send(worker.execute(plan).values)
+        context.send(tuple(worker.execute(plan)))
         worker.copy(plan.copies)
 
 

@@ -83,7 +83,7 @@ class Worker:
         """Apply the plan's changes, compute its rows, sample. Acknowledges the copies that have completed."""
         self.mirror.apply(plan)
         if not plan.num_rows:
-            return StepResult(plan.index, acks=tuple(self._copier.poll()))
+            return StepResult(plan.step, acks=tuple(self._copier.poll()))
         inputs = self._inputs.build(plan)
         started_s = monotonic()
         hidden = self._forward(inputs)
@@ -91,7 +91,7 @@ class Worker:
         ended_s = monotonic()
         tokens, gaps = self._sample(logits, inputs.sampled)
         return StepResult(
-            plan.index, tuple(tokens), tuple(self._copier.poll()), tuple(gaps), started_s, ended_s
+            plan.step, tuple(tokens), tuple(self._copier.poll()), tuple(gaps), started_s, ended_s
         )
 
     def _forward(self, inputs: StepInputs) -> torch.Tensor:

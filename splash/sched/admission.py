@@ -55,7 +55,7 @@ class Admission:
             if not self._fits(summed((need, promised, state)), margin):
                 if self._store.collect(self._progress.collected):
                     continue
-                self._progress.short = draft.index
+                self._progress.short = draft.step
                 if self._transitions.drop_warm_replicas(self._progress.planned):
                     continue
                 self._blocked = not self._store.num_retiring

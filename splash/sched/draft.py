@@ -26,7 +26,7 @@ from splash.sched.step import (
 class PlanDraft:
     """Collects the parts of one StepPlan; `freeze` makes it."""
 
-    index: int
+    step: int
     gone: list[int] = field(default_factory=list)
     admits: list[Admit] = field(default_factory=list)
     residents: list[Resident] = field(default_factory=list)
@@ -68,7 +68,7 @@ class PlanDraft:
 
     def freeze(self) -> StepPlan:
         return StepPlan(
-            index=self.index,
+            step=self.step,
             gone=tuple(self.gone),
             admits=tuple(self.admits),
             residents=tuple(self.residents),

@@ -40,7 +40,7 @@ class Growth:
         while lacking := self._allocate(record, length, draft):
             if self._store.collect(self._progress.collected):
                 continue
-            self._progress.short = draft.index
+            self._progress.short = draft.step
             if self._transitions.relieve(self._progress.planned, lacking):
                 continue
             newest = next(

@@ -129,7 +129,7 @@ class Moves:
             assert staging is not None
             layout = self._replicas.projected(record.goal.layout, staging.next)
             at = assigned(layout, staging.next.home)
-            self._flip(draft, record, at, draft.index - staging.started_step + 1, staging.group.num_bytes)
+            self._flip(draft, record, at, draft.step - staging.started_step + 1, staging.group.num_bytes)
             record.staging = None
             record.next = None
             self._cancelled.pop(record.id, None)
@@ -168,7 +168,7 @@ class Moves:
     def _flip(
         self, draft: PlanDraft, record: Record, at: Assignment, staged_steps: int, num_bytes: int
     ) -> None:
-        self._flipped.append(Flipped(record, draft.index, record.present.layout, staged_steps, num_bytes))
+        self._flipped.append(Flipped(record, draft.step, record.present.layout, staged_steps, num_bytes))
         self._replicas.left(record.present)
         record.present = draft.flips[record.id] = at
 

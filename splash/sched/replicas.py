@@ -137,8 +137,8 @@ class Replicas:
     def finish(self, draft: PlanDraft) -> None:
         """Evacuated pages take over, and fetched shards become resident."""
         for residency in self._residencies:
-            draft.moves += residency.finish_moves(draft.index - 1)
-            draft.state_moves += residency.move_states(self._running.values(), draft.index)
+            draft.moves += residency.finish_moves(draft.step - 1)
+            draft.state_moves += residency.move_states(self._running.values(), draft.step)
             if residency.finish_fetch():
                 self.touch()
                 draft.residents.append(Resident(residency.rank, frozenset(range(self._store.topo.ranks))))
@@ -154,7 +154,7 @@ class Replicas:
             if residency.phase is not Phase.OWN and residency.rank not in self._wanted():
                 if residency.phase is Phase.FULL:
                     draft.residents.append(Resident(residency.rank, frozenset((residency.rank,))))
-                residency.shrink(draft.index - 1)
+                residency.shrink(draft.step - 1)
                 residency.collected(self._progress.collected)
 
     def announce(self, draft: PlanDraft) -> None:

@@ -109,7 +109,7 @@ class Results:
         self._journal.emit(
             StepDone(
                 self._journal.now(),
-                plan.index,
+                plan.step,
                 result.forward_s,
                 boundary,
                 len(plan.decodes),

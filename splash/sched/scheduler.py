@@ -192,13 +192,13 @@ class Scheduler:
         if plan is None:
             return
         self._parts.rows.count()
-        self._parts.aim.ask_when_due(plan.index, sum(chunk.count for chunk in plan.chunks))
-        self._parts.aim.take_up(plan.index)
-        if self._config.rebalance and plan.index % REBALANCE_PERIOD == 0 and not self.switching:
+        self._parts.aim.ask_when_due(plan.step, sum(chunk.count for chunk in plan.chunks))
+        self._parts.aim.take_up(plan.step)
+        if self._config.rebalance and plan.step % REBALANCE_PERIOD == 0 and not self.switching:
             self.rebalance()
         margin = self._config.watermark_pages if self.running else 0
         budget = self.pace.copy_budget(idle=not plan.num_rows)
-        self.transitions.background(plan.index, budget, margin)
+        self.transitions.background(plan.step, budget, margin)
         self._parts.samples.take_when_due()
         self.drain_events()
 
@@ -206,9 +206,9 @@ class Scheduler:
         """Take the result of the step in flight: tokens, finished requests, acknowledged copies."""
         plan = self._plan
         assert plan is not None, "a result without a plan"
-        assert result.index == plan.index, "results come in order, one a plan"
-        self._progress.collected = result.index
-        self.transitions.collected(result.index, result.acks)
+        assert result.step == plan.step, "results come in order, one a plan"
+        self._progress.collected = result.step
+        self.transitions.collected(result.step, result.acks)
         outputs = self._parts.results.take(plan, result, self._flips)
         if self._config.check_invariants:
             self.check()

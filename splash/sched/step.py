@@ -12,8 +12,7 @@ with any later result.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from operator import attrgetter
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from splash.core.params import SamplingParams
@@ -137,15 +136,14 @@ class ShardCopy(NamedTuple):
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """What every rank does in step `index`. Empty `decodes` and `chunks`: a tick (copies, flips only).
+class StepPlan(NamedTuple):
+    """What every rank does in one step. Empty `decodes` and `chunks`: a tick (copies, flips only).
 
     `decodes` are request ids in the global section order, one row each, whose input is the last known
     token; those of dop, dcp and cp meet their history by `Method.EXCHANGE`. `chunks` are in that order too.
     """
 
-    index: int
+    step: int
     gone: tuple[int, ...] = ()
     """Requests to forget; an id that the executor does not know is ignored."""
     admits: tuple[Admit, ...] = ()
@@ -165,10 +163,16 @@ class StepPlan:
         return len(self.decodes) + sum(c.count for c in self.chunks)
 
     @property
+    def changes(self) -> bool:
+        """It tells more than rows and copies."""
+        fields: tuple[Any, ...] = self
+        return any(fields[_CHANGES])
+
+    @property
     def values(self) -> list[Any]:
         """For `of`: its fields in order. Grants and flips are numbers and strings: they are pickled at many boundaries,
         where every class costs a lookup (those of a flip: 40 µs at either end)."""
-        values = list(_plan_values(self))
+        values: list[Any] = list(self)
         if self.grants:
             values[_GRANTS] = [tuple(grant) for grant in self.grants]
         if self.flips:
@@ -185,9 +189,12 @@ class StepPlan:
         return cls(*values)
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What came out of step `index`.
+_GRANTS, _FLIPS = map(StepPlan._fields.index, ("grants", "flips"))
+_CHANGES = slice(StepPlan._fields.index("gone"), StepPlan._fields.index("decodes"))
+
+
+class StepResult(NamedTuple):
+    """What came out of a step.
 
     `tokens`: one per decode in plan order, then one per chunk that sampled, in plan order; under teacher forcing
     the forced token.
@@ -197,7 +204,7 @@ class StepResult:
     start and the last rank's end of the forward pass on the host's monotonic clock, seconds (0 in a tick).
     """
 
-    index: int
+    step: int
     tokens: tuple[int, ...] = ()
     acks: tuple[int, ...] = ()
     gaps: tuple[float, ...] = ()
@@ -207,18 +214,6 @@ class StepResult:
     @property
     def forward_s(self) -> float:
         return self.ended_s - self.started_s
-
-    @property
-    def values(self) -> tuple[Any, ...]:
-        """Its fields in order, for `StepResult(*values)`."""
-        values: tuple[Any, ...] = _result_values(self)
-        return values
-
-
-_PLAN_FIELDS = tuple(x.name for x in fields(StepPlan))
-_GRANTS, _FLIPS = _PLAN_FIELDS.index("grants"), _PLAN_FIELDS.index("flips")
-_plan_values = attrgetter(*_PLAN_FIELDS)
-_result_values = attrgetter(*(x.name for x in fields(StepResult)))
 
 
 class Executor(Protocol):

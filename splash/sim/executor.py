@@ -46,7 +46,7 @@ class CostExecutor:
         end_ns = start_ns + (nanoseconds(step_s + disturbed_s) if plan.num_rows else TICK_NS)
         acks = self._acknowledged(end_ns)
         result = StepResult(
-            plan.index, (0,) * sampled, acks, started_s=seconds(start_ns), ended_s=seconds(end_ns)
+            plan.step, (0,) * sampled, acks, started_s=seconds(start_ns), ended_s=seconds(end_ns)
         )
         self._results.append((end_ns, result))
 

@@ -54,8 +54,8 @@ class RecordedExecutor:
             self._clock.move_to(max(self._clock.now_ns, nanoseconds(self._left[0].planned_s)))
 
     def submit(self, plan: StepPlan) -> None:
-        assert self._left, f"step {plan.index} was not recorded"
-        assert plan.index == self._left[0].result.index
+        assert self._left, f"step {plan.step} was not recorded"
+        assert plan.step == self._left[0].result.step
 
     def collect(self) -> StepResult:
         step = self._left.popleft()

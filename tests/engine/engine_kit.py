@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from splash.core.config import SchedulerConfig
@@ -40,7 +40,7 @@ class TimedMirror(MirrorExecutor):
     def collect(self) -> StepResult:
         result = super().collect()
         started, self.time_s = self.time_s, self.time_s + 0.010
-        return replace(result, started_s=started, ended_s=self.time_s)
+        return result._replace(started_s=started, ended_s=self.time_s)
 
     def close(self) -> None:
         self.closed = True
@@ -193,9 +193,9 @@ class RealtimeMirror(TimedMirror):
     def collect(self) -> StepResult:
         time.sleep(self._pace_s)
         result = super().collect()
-        if result.index == self._fail_at:
+        if result.step == self._fail_at:
             raise RankFailure("rank 1 was killed by signal 9")
-        if result.index == self._hang_at:
+        if result.step == self._hang_at:
             self._closing.wait()
             raise RankFailure("the rank job was closed")
         return result

@@ -250,7 +250,7 @@ class Script:
         decodes = sorted((s for s in spans if s.decode), key=section_key)
         chunks = sorted((s for s in spans if not s.decode), key=section_key)
         plan = StepPlan(
-            index=len(self.steps),
+            step=len(self.steps),
             decodes=tuple(s.request for s in decodes),
             chunks=tuple(Chunk(s.request, s.start, s.count, s.method) for s in chunks),
             **{name: tuple(values) for name, values in self.delta.items()},

@@ -101,7 +101,7 @@ def test_commands_wait_for_their_step() -> None:
     assert kit.loop.run()
     (change,) = [e for e in kit.events if isinstance(e, TargetChanged)]
     assert change.step == 3
-    admitted = [plan.index for plan, _ in kit.outbox.steps for admit in plan.admits if admit.request == 1]
+    admitted = [plan.step for plan, _ in kit.outbox.steps for admit in plan.admits if admit.request == 1]
     assert admitted == [7]
     (first,) = [e for e in kit.events if isinstance(e, FirstToken) and e.request == 1]
     assert first.ttft_s == pytest.approx(0.011)
@@ -118,7 +118,7 @@ def test_submits_do_not_wait_for_steps_that_never_come() -> None:
     kit.inbox.finish()
     assert kit.loop.run()
     assert set(kit.outbox.reasons().values()) == {"length"}
-    admitted = {admit.request: plan.index for plan, _ in kit.outbox.steps for admit in plan.admits}
+    admitted = {admit.request: plan.step for plan, _ in kit.outbox.steps for admit in plan.admits}
     first = admitted[1]
     assert first < 8
     assert admitted == {0: 0, 1: first, 2: first + 1, 3: first + 2}

@@ -94,4 +94,4 @@ def slower(record: Record) -> Record:
     if not isinstance(record, Stepped):
         return record
     result = record.result
-    return replace(record, result=replace(result, ended_s=result.ended_s + 9 * result.forward_s))
+    return replace(record, result=result._replace(ended_s=result.ended_s + 9 * result.forward_s))

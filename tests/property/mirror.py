@@ -55,12 +55,12 @@ class MirrorExecutor:
         self._result: StepResult | None = None
 
     def submit(self, plan: StepPlan) -> None:
-        self._run_copies(plan.index)
+        self._run_copies(plan.step)
         acks, self._acks = tuple(self._acks), []
         self._apply(plan)
         tokens = self._forward(plan)
-        self._waiting += [(plan.index + self.rng.randint(0, self.delay), copy) for copy in plan.copies]
-        self._result = StepResult(plan.index, tuple(tokens), acks)
+        self._waiting += [(plan.step + self.rng.randint(0, self.delay), copy) for copy in plan.copies]
+        self._result = StepResult(plan.step, tuple(tokens), acks)
 
     def collect(self) -> StepResult:
         assert self._result is not None

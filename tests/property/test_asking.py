@@ -39,7 +39,7 @@ def test_long_prompts_bring_questions_forward() -> None:
     assert asked_in(policy) == [0, 16]
     h.add(120, 40)
     h.step()
-    first = h.plans[-1].index
+    first = h.plans[-1].step
     for _ in range(3):
         h.step()
     assert asked_in(policy)[2:] == [first, first + 1, first + 2, first + 3]

@@ -44,7 +44,7 @@ def followed(
     events: list[Event] = []
 
     def keep(plan: StepPlan) -> None:
-        plans[plan.index] = plan
+        plans[plan.step] = plan
 
     policy = PredictivePolicy(deployment.cost, deployment.limits()) if auto else None
     simulation = Simulation(
