@@ -95,8 +95,9 @@ def outcome_of(event: SwitchDone) -> str:
         f"{show_bytes(event.weight_bytes_received)} weights",
         plural(event.steps, "step"),
         show_seconds(event.seconds),
-        f"boundary ≤ {show_seconds(event.max_boundary_s)}",
     ]
+    if event.max_boundary_s:  # a simulation has none
+        parts.append(f"boundary ≤ {show_seconds(event.max_boundary_s)}")
     return ", ".join(parts)
 
 

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -223,3 +224,30 @@ def test_the_title_keeps_the_device(model: str, outcome: str) -> None:
     wide = text_of(state.snapshot(), 160, 45).splitlines()[0]
     assert f"{model} on 8 × bw1000 (gfx936), 8 ranks" in wide
     assert note in wide
+
+
+def test_a_simulation_has_no_boundaries() -> None:
+    """Red when zeros that nobody measured stand beside measured times."""
+    events = list(Run(last_step=80).events())
+    simulated = ViewState()
+    for event in events:
+        if isinstance(event, e.StepDone):
+            event = replace(event, boundary_s=0.0)
+        if isinstance(event, e.SwitchDone):
+            event = replace(event, max_boundary_s=0.0)
+        simulated.fold(event)
+    assert "boundary" not in text_of(simulated.snapshot(), 160, 45)
+    assert text_of(in_mid_switch(), 160, 45).count("boundary 600 µs") == 1
+
+
+def test_nobody_is_said_to_be_where_all_are() -> None:
+    """Red when an idle deployment shows `all 0 running requests` and an old reason."""
+    state = ViewState()
+    state.fold(e.RunStarted(0.0, "m", "cpu", "", 2, "tp", "auto", 16, 1, 10, 1))
+    state.fold(e.PolicyAsked(0.1, 1, "dp", "tp", "few requests", {"tp": 0.01, "dp": 0.02}, None))
+    state.fold(e.PoolSampled(0.2, [{"free": 1}, {"free": 1}], {"tp": 3}, 0, 0))
+    assert "all 3 running requests in tp since step 1: few requests" in text_of(state.snapshot(), 160, 45)
+    state.fold(e.PoolSampled(0.3, [{"free": 1}, {"free": 1}], {}, 0, 0))
+    text = text_of(state.snapshot(), 160, 45)
+    assert "no switch is open" in text
+    assert "all 0" not in text

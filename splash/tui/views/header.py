@@ -91,7 +91,7 @@ def _figures(view: Snapshot, width: int) -> Text:
         ("TTFT", _pair(view.ttft)),
         ("TPOT", _pair(view.tpot)),
         ("step", show_seconds(view.forward.p50)),
-        ("boundary", _pair(view.boundary)),
+        *([] if view.boundary.p95 == 0 else [("boundary", _pair(view.boundary))]),  # a simulation has none
         ("tokens", show_count(view.totals.output_tokens)),
         ("moved", f"{show_bytes(view.kv_bytes)} KV, {show_bytes(view.weight_bytes)} weights"),
     ]

@@ -69,10 +69,11 @@ def _switch(view: Snapshot, width: int) -> Text:
 
 def _steady(view: Snapshot) -> Text:
     away = view.away
-    if view.decided is not None and view.decided.chosen == view.target and not away:
+    there = view.num_running and not away
+    if there and view.decided is not None and view.decided.chosen == view.target:
         return _since(view, view.decided)
     text = line((" no switch is open", palette.LABEL))
-    if view.num_running and not away:
+    if there:
         text.append(
             f", all {plural(view.num_running, 'running request')} in {view.whole_target}", palette.LABEL
         )
