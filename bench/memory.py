@@ -22,7 +22,7 @@ from splash.core.config import EngineConfig
 from splash.core.params import SamplingParams
 from splash.engine.client import Engine
 from splash.engine.deployment import open_deployment
-from splash.engine.workload import When
+from splash.engine.items import When
 from splash.exec.executor import RankExecutor
 from splash.layout.layouts import LAYOUTS
 

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from splash.engine.deployment import Deployment
+    from splash.engine.items import Item, Job
     from splash.engine.report import RunReport
     from splash.engine.streams import Completion
     from splash.engine.trace import TraceWriter
     from splash.engine.verify import Verifier
-    from splash.engine.workload import Item, Job
 
 MAX_SHOWN = 10
 """Ties and differences that are listed; the JSON has all."""
@@ -34,7 +34,8 @@ MAX_SHOWN = 10
 
 def _jobs(options: Options, deployment: Deployment) -> list[Job]:
     """Every request of the run, checked before anything is started."""
-    from splash.engine.workload import DEFAULT, Item, MadeUp, ids_for, load_workload, ready
+    from splash.engine.items import Item, MadeUp, ids_for, ready
+    from splash.engine.workload import DEFAULT, load_workload
 
     items = [Item(text) for text in options.prompt]
     items = items or load_workload(options.workload or DEFAULT, seed=options.seed)
@@ -130,7 +131,7 @@ def _serve(
     """All requests through one engine. A signal ends it early, and what is left with `abort`."""
     from splash.cli import Interrupted
     from splash.engine.client import Engine
-    from splash.engine.workload import When
+    from splash.engine.items import When
 
     stopped: BaseException | None = None
     with Engine(deployment, **engine) as running:

@@ -18,10 +18,10 @@ from splash.core.events import Event, EventSink, RunFinished
 from splash.core.params import SamplingParams
 from splash.core.request import Request
 from splash.engine.deployment import Deployment
+from splash.engine.items import When
 from splash.engine.loop import NOW, Abort, Inbox, LatchedClock, Loop, Retarget, Submit
 from splash.engine.streams import Deliveries, Merged, Pieces, Stream
 from splash.engine.trace import TraceWriter
-from splash.engine.workload import When
 from splash.layout.layouts import layout_named
 from splash.sched.step import Executor, StepPlan, StepResult
 

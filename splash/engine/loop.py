@@ -20,8 +20,8 @@ from typing import NamedTuple, Protocol
 
 from splash.core.errors import CapacityError, RequestError
 from splash.core.request import Request
+from splash.engine.items import When
 from splash.engine.trace import TraceWriter
-from splash.engine.workload import When
 from splash.sched.results import Output
 from splash.sched.scheduler import Scheduler
 from splash.sched.step import Executor, StepPlan, StepResult

@@ -47,7 +47,7 @@ def main(context: RankContext, args: WorkerArgs) -> None:
     """The entry of a rank: load, warm up, then serve plans until the job is closed."""
     started = monotonic()
     worker, pool, weight_bytes = _loaded_worker(context, args)
-    loaded = monotonic()
+    load_s = monotonic() - started
     for plan in warm_up_plans(args, context.size):
         worker.execute(plan)
     context.send(
@@ -56,8 +56,7 @@ def main(context: RankContext, args: WorkerArgs) -> None:
             shard_bytes=args.memory.shards.num_bytes,
             weight_bytes=weight_bytes,
             pool_bytes=args.memory.geometry.pool_bytes,
-            load_s=loaded - started,
-            warm_up_s=monotonic() - loaded,
+            load_s=load_s,
         )
     )
     try:

@@ -39,4 +39,3 @@ class Ready:
     """Weights that stay in their place."""
     pool_bytes: int
     load_s: float
-    warm_up_s: float

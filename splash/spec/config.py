@@ -266,7 +266,6 @@ def _model(
         norm_eps=config.number("rms_norm_eps", default=eps),
         tied_embeddings=config.flag("tie_word_embeddings", default=False),
         max_position=max_position,
-        bos_token_id=next(iter(token_ids(config, "bos_token_id")), None),
         eos_token_ids=token_ids(config, "eos_token_id"),
         checkpoint_dtype=_dtype(config),
         mtp_layers=config.integer("num_nextn_predict_layers", "num_mtp_layers", default=0, minimum=0),

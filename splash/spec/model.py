@@ -176,7 +176,6 @@ class ModelSpec:
     norm_eps: float
     tied_embeddings: bool
     max_position: int
-    bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     checkpoint_dtype: str
     indexer: IndexerSpec | None = None

@@ -62,7 +62,6 @@ class Totals:
 
     steps: int = 0
     output_tokens: int = 0
-    prompt_rows: int = 0
     arrived: int = 0
     finished: int = 0
     preempted: int = 0
@@ -299,7 +298,6 @@ class ViewState:
         totals = self._totals
         totals.steps += 1
         totals.output_tokens += event.tokens
-        totals.prompt_rows += event.prefill_rows
         for rank, rows in enumerate(event.rows_by_rank[:MAX_RANKS]):
             self._rank(rank).rows = rows
         self._rate.add(event.t, event.tokens)

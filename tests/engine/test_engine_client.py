@@ -14,8 +14,8 @@ from splash.core.events import Event, RequestFinished, RunFinished, RunStarted, 
 from splash.core.params import SamplingParams
 from splash.core.request import Request
 from splash.engine.client import Engine
+from splash.engine.items import When
 from splash.engine.streams import Stream
-from splash.engine.workload import When
 from splash.kv.pool import PageState
 from tests.engine.engine_kit import MirrorDeployment
 from tests.property.harness import expected_tokens

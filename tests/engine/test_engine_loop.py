@@ -9,6 +9,7 @@ import pytest
 
 from splash.core.errors import RequestError
 from splash.core.events import FirstToken, RequestFinished, TargetChanged
+from splash.engine.items import When
 from splash.engine.loop import Abort, Inbox, LatchedClock, Retarget, Submit
 from splash.engine.trace import (
     Aborted,
@@ -20,7 +21,6 @@ from splash.engine.trace import (
     plan_digest,
     read_trace,
 )
-from splash.engine.workload import When
 from splash.sched.policy import ThresholdPolicy, Thresholds
 from splash.sched.step import StepResult
 from tests.engine.engine_kit import Kit, request

@@ -16,10 +16,10 @@ from splash.core.events import Event, RequestPreempted, SwitchDone
 from splash.core.params import SamplingParams
 from splash.engine.client import Engine
 from splash.engine.deployment import Deployment, open_deployment
+from splash.engine.items import When
 from splash.engine.report import RunReport
 from splash.engine.streams import Completion
 from splash.engine.verify import Served, verify
-from splash.engine.workload import When
 from splash.hal.inproc import InProcessBackend
 from tests.conftest import TinyMaker
 

@@ -14,9 +14,9 @@ from splash.core.events import EventSink, PolicyAsked, SwitchDone
 from splash.core.params import SamplingParams
 from splash.engine.client import Engine
 from splash.engine.deployment import Deployment, open_deployment
+from splash.engine.items import When
 from splash.engine.trace import Header, Record, Stepped, Submitted, TraceWriter, read_trace
 from splash.engine.twin import TwinError, replay
-from splash.engine.workload import When
 from splash.hal.inproc import InProcessBackend
 from splash.sched.scheduler import Scheduler
 from splash.sched.step import Clock

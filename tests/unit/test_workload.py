@@ -5,16 +5,9 @@ from pathlib import Path
 import pytest
 
 from splash.core.errors import ConfigError
-from splash.engine.workload import (
-    WORKLOADS,
-    Item,
-    MadeUp,
-    When,
-    fitted,
-    ids_for,
-    load_workload,
-    read_workload,
-)
+from splash.engine.items import Item, MadeUp, When, fitted, ids_for
+from splash.engine.workload import WORKLOADS, load_workload
+from splash.engine.workload_file import read_workload
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
