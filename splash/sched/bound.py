@@ -25,3 +25,7 @@ class Bound:
         return (
             step - self.started_step > slack and self.offered_bytes > 2 * self.needed_bytes + slack * budget
         )
+
+    def said(self, done: str, step: int, *, slack: int) -> str:
+        """Why it is given up when it is exceeded; `done` tells what has come of it."""
+        return f"{done} in {step - self.started_step} steps, past twice its prediction + {slack}"

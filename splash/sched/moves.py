@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import NamedTuple
 
-from splash.core.config import SchedulerConfig
 from splash.core.events import RequestFlipped, StageCancelled, StageStarted
-from splash.kv.blocks import KVStore
 from splash.layout.layouts import Assignment, Layout, Projection, assigned, with_projection
 from splash.sched.copies import CopyLedger
 from splash.sched.draft import PlanDraft
 from splash.sched.goals import choose_goals
-from splash.sched.journal import Journal
 from splash.sched.record import Record
 from splash.sched.replicas import Replicas
+from splash.sched.shared import Shared
 from splash.sched.staging import begin_staging
 from splash.sched.step import Stage
 from splash.sched.switch import Course
@@ -41,26 +39,15 @@ class Flipped(NamedTuple):
 class Moves:
     """State: who is not where its goal is, in order, and what the executors or the store have still to hear of it."""
 
-    def __init__(
-        self,
-        *,
-        store: KVStore,
-        running: Mapping[int, Record],
-        ledger: CopyLedger,
-        replicas: Replicas,
-        course: Course,
-        config: SchedulerConfig,
-        token_bytes: int,
-        journal: Journal,
-    ) -> None:
-        self._store = store
-        self._running = running
+    def __init__(self, shared: Shared, *, ledger: CopyLedger, replicas: Replicas, course: Course) -> None:
+        self._store = shared.store
+        self._running = shared.running
+        self._config = shared.config
+        self._token_bytes = shared.token_bytes
+        self._journal = shared.journal
         self._ledger = ledger
         self._replicas = replicas
         self._course = course
-        self._config = config
-        self._token_bytes = token_bytes
-        self._journal = journal
         self._moving: dict[int, Record] = {}
         """Records whose placement is not their goal's, staged or not, in order."""
         self._flipped: list[Flipped] = []
@@ -199,9 +186,8 @@ class Moves:
                 continue
             staging.bound.offer(budget)
             if staging.bound.exceeded(step, slack=slack, budget=budget):
-                group = staging.group
-                moved = f"{group.done_bytes} of {group.num_bytes} bytes moved in {step - staging.started_step} steps"
-                reason = f"{moved}, past twice its prediction + {slack}"
+                moved = f"{staging.group.done_bytes} of {staging.group.num_bytes} bytes moved"
+                reason = staging.bound.said(moved, step, slack=slack)
                 self.cancel(record, reason, step)
                 self._strand(record, reason, step)
 

@@ -122,13 +122,13 @@ class Replicas:
     def forget(self, record: Record, step: int) -> None:
         """The request leaves: its pages are moved no more."""
         for residency in self._residencies:
-            for evac in [e for e in residency.evacuations if e.record is record]:
+            for evac in residency.evacuations_of(record):
                 residency.drop_evacuation(evac, step)
 
     def drop_strays(self, record: Record, step: int) -> None:
         """The request has given up pages: those are moved no more."""
         for residency in self._residencies:
-            for evac in [e for e in residency.evacuations if e.record is record]:
+            for evac in residency.evacuations_of(record):
                 if record.blocks[evac.index].copies.get((evac.kv_group, residency.rank)) != evac.old_page:
                     residency.drop_evacuation(evac, step)
 
@@ -173,11 +173,10 @@ class Replicas:
         for residency in self._residencies:
             bound = residency.bound
             if bound is not None and bound.exceeded(step, slack=slack, budget=budget):
-                took = (
-                    f"{residency.phase.value} on rank {residency.rank} took {step - bound.started_step} steps"
-                )
+                undone = f"{residency.phase.value} on rank {residency.rank} was not done"
+                reason = bound.said(undone, step, slack=slack)
                 residency.shrink(step)
-                self._refuse(step, f"{took}, past twice its prediction + {slack}", for_memory=False)
+                self._refuse(step, reason, for_memory=False)
 
     def grow(self, margin: int, step: int) -> None:
         """Start making ranks full that should be. After a refusal, only once the room is there (and a page for

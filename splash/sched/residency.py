@@ -193,6 +193,9 @@ class RankResidency:
         self.phase, self.bound = Phase.OWN, None
         self._give_back()
 
+    def evacuations_of(self, record: Record) -> list[Evacuation]:
+        return [evac for evac in self.evacuations if evac.record is record]
+
     def drop_evacuation(self, evac: Evacuation, last_step: int) -> None:
         """Give up moving a page: its new page retires (step `last_step` and a copier may still write to it)."""
         self.evacuations.remove(evac)

@@ -33,16 +33,7 @@ class Transitions:
         self.ledger = CopyLedger(shared.store)
         self._course = Course(target, ledger=self.ledger, journal=shared.journal)
         self._replicas = Replicas(shared, ledger=self.ledger, course=self._course)
-        self._moves = Moves(
-            store=shared.store,
-            running=shared.running,
-            ledger=self.ledger,
-            replicas=self._replicas,
-            course=self._course,
-            config=shared.config,
-            token_bytes=shared.token_bytes,
-            journal=shared.journal,
-        )
+        self._moves = Moves(shared, ledger=self.ledger, replicas=self._replicas, course=self._course)
         self._acks: list[int] = []
         """Of the last result: a request that they make ready flips at the boundary after the next."""
         self._rested = False
