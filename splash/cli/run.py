@@ -291,7 +291,7 @@ def _show_verdict(console: Console, verifier: Verifier) -> int:
         if len(differences) > MAX_SHOWN:
             console.print(f"  and {len(differences) - MAX_SHOWN} more", highlight=False)
     console.print(
-        f"verify: {verifier.num_compared} tokens compared with layout {LAYOUT}: {len(verifier.ties)} ties"
+        f"verify: {verifier.num_compared:,} tokens compared with layout {LAYOUT}: {len(verifier.ties)} ties"
         f" (logit gap below {TIE_GAP:g}), {found} differences",
         style="bold red" if found or verifier.missing else "bold green",
         highlight=False,

@@ -6,9 +6,14 @@ lists in rank order, so that an event is plain data; `to_json` and `from_json` r
 
 from __future__ import annotations
 
+import builtins
+import types
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, get_type_hints
+from functools import cache
+from typing import Any, get_args, get_origin, get_type_hints
+
+from splash.core.errors import KINDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +287,7 @@ def to_json(event: Event) -> dict[str, Any]:
 def from_json(data: Mapping[str, Any]) -> Event:
     """The inverse of `to_json`; ValueError names an unknown event or a wrong field."""
     name = data.get("event")
-    if name not in EVENT_TYPES:
+    if not isinstance(name, str) or name not in EVENT_TYPES:
         raise ValueError(f"unknown event {name!r}; known: {', '.join(EVENT_TYPES)}")
     cls = EVENT_TYPES[name]
     given = {k: v for k, v in data.items() if k != "event"}
@@ -290,6 +295,35 @@ def from_json(data: Mapping[str, Any]) -> Event:
     if set(given) != known:
         odd = sorted(set(given) ^ known)
         raise ValueError(f"event {name}: missing or unknown fields: {', '.join(odd)}")
-    hints = get_type_hints(cls)
+    hints = _hints(name)
+    for field, value in given.items():
+        if not _fits(value, hints[field]):
+            raise ValueError(f"event {name}: {field} is {value!r}; it must be {_said(hints[field])}")
     values: dict[str, Any] = {k: float(v) if hints[k] is float else v for k, v in given.items()}
     return cls(**values)
+
+
+@cache
+def _hints(name: str) -> dict[str, Any]:
+    """The types of an event's fields."""
+    return get_type_hints(EVENT_TYPES[name])
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """Whether plain data is what a field's type says; a whole number will do for any number."""
+    inner = get_args(hint)
+    match get_origin(hint):
+        case None:
+            return type(value) is hint or (hint is float and type(value) is int)
+        case types.UnionType:
+            return any(_fits(value, each) for each in inner)
+        case builtins.list:
+            return isinstance(value, list) and all(_fits(item, inner[0]) for item in value)
+        case _:
+            return isinstance(value, dict) and all(_fits(item, inner[1]) for item in value.values())
+
+
+def _said(hint: Any) -> str:
+    if isinstance(hint, types.UnionType):
+        return " or ".join(map(_said, get_args(hint)))
+    return KINDS[get_origin(hint) or hint]

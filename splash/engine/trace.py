@@ -178,13 +178,13 @@ def _record(line: str, file: Path, number: int) -> Record:
         raise TraceError(
             f"{where}: expected {'a header' if number == 1 else 'a record'}, found kind {kind!r}"
         )
-    if kind not in _PARSERS:
+    if not isinstance(kind, str) or kind not in _PARSERS:
         raise TraceError(f"{where}: unknown kind {kind!r}; known: {', '.join(_PARSERS)}")
     try:
         return _PARSERS[kind](data)
     except KeyError as error:
         raise TraceError(f"{where}: {kind} lacks the field {error}") from None
-    except TypeError:  # of a constructor, in Python's words
+    except (TypeError, AttributeError):  # of a constructor, in Python's words
         raise TraceError(f"{where}: a field of {kind} is not what this splash writes there") from None
     except (ValueError, SplashError) as error:
         raise TraceError(f"{where}: {error}") from None

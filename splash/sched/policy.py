@@ -131,9 +131,9 @@ class ThresholdPolicy:
         if load.memory_bound:
             return DOP, f"KV memory binds: {load.running} running, {waiting} waiting"
         if prompt >= at.long_prompt and load.running < at.many:
-            return CP, f"a long prompt: {prompt} tokens left"
+            return CP, f"a long prompt: {prompt:,} tokens left"
         if load.running + waiting >= at.many:
             return DP, f"many requests: {load.running} running, {waiting} waiting"
         if load.running and load.mean_context >= at.long_context:
-            return DCP, f"few long requests: {load.running} running, mean context {load.mean_context}"
+            return DCP, f"few long requests: {load.running} running, mean context {load.mean_context:,}"
         return TP, f"few short requests: {load.running} running"

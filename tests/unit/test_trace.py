@@ -94,6 +94,23 @@ def test_other_plans_have_other_digests(other: StepPlan) -> None:
     assert plan_digest(other) != plan_digest(_plan())
 
 
+def _first_token(**wrong: object) -> str:
+    return json.dumps({"kind": "event", "event": "FirstToken", "t": 1, "request": 0, "ttft_s": 1, **wrong})
+
+
+def _asked(**wrong: object) -> str:
+    fields = {
+        "t": 1,
+        "step": 1,
+        "target": "tp",
+        "chosen": "tp",
+        "reason": "",
+        "predicted": {},
+        "observed_s": None,
+    }
+    return json.dumps({"kind": "event", "event": "PolicyAsked", **fields, **wrong})
+
+
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
@@ -101,6 +118,17 @@ def test_other_plans_have_other_digests(other: StepPlan) -> None:
         ('{"kind": "event", "event": "Nonsense"}', "unknown event 'Nonsense'"),
         ('{"kind": "event", "event": "FirstToken", "t": 1}', "missing or unknown fields: request, ttft_s"),
         ('{"kind": "nonsense"}', "unknown kind 'nonsense'"),
+        ('{"kind": [1]}', "unknown kind [1]"),
+        ('{"kind": "event", "event": {}}', "unknown event {}"),
+        (_first_token(t="soon"), "t is 'soon'; it must be a number"),
+        (_first_token(request=1.5), "request is 1.5; it must be a whole number"),
+        (_first_token(request=True), "request is True; it must be a whole number"),
+        (_asked(predicted={"tp": "slow"}), "predicted is {'tp': 'slow'}; it must be an object"),
+        (_asked(observed_s=[]), "observed_s is []; it must be a number or null"),
+        (
+            '{"kind": "step", "digest": "", "planned_s": 1, "collected_s": 2, "result": 5}',
+            "a field of step is not what",
+        ),
         ('{"kind": "abort", "step": 1}', "abort lacks the field 'request'"),
         ("[1, 2]", "unknown kind None"),
         ('{"kind": "header"}', "expected a record"),
