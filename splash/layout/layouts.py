@@ -76,12 +76,18 @@ def with_placement(layout: Layout, placement: Placement) -> Layout:
     return _BY_PARTS[placement, layout.projection]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Assignment:
-    """A layout applied to one request. `home` is the owner, or the stripe's offset; unused under tp."""
+    """A layout applied to one request. `home` is the owner, or the stripe's offset; unused under tp.
+
+    There is one object for equal values: they are compared and looked up by identity, at every boundary.
+    """
 
     layout: Layout
     home: int = 0
+
+    def __new__(cls, layout: Layout, home: int = 0) -> Assignment:
+        return _the_assignment(layout, home)
 
     @property
     def has_home(self) -> bool:
@@ -101,6 +107,11 @@ class Assignment:
 
 
 @cache
+def _the_assignment(layout: Layout, home: int) -> Assignment:
+    return object.__new__(Assignment)
+
+
+@cache
 def assigned(layout: Layout, home: int) -> Assignment:
-    """The one object for these values: plans name few assignments many times, and pickle each object once."""
+    """`Assignment(layout, home)`, faster."""
     return Assignment(layout, home)
