@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
@@ -108,7 +108,7 @@ def make_frame(plan: StepPlan, mirror: Mirror, shape: RankShape) -> Frame:
 def routes_at(frame: Frame, starts: list[int]) -> Routes:
     """The frame's routes with spans where they are in this step; `starts` are the positions of their first rows."""
     spans = tuple(
-        span if span.start == start else replace(span, start=start)
+        span if span.start == start else span._replace(start=start)
         for span, start in zip(frame.routes.spans, starts, strict=True)
     )
     return frame.routes._replace(spans=spans)

@@ -6,7 +6,7 @@ The pages of all sequences of a call are unpacked once each, and the port's own 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -85,4 +85,4 @@ def _dense(seqs: Sequence[SeqRows]) -> tuple[torch.Tensor, list[SeqRows]]:
         return torch.zeros(0, dtype=torch.int64), []
     pages, places = torch.cat([seq.pages for seq in seqs]).unique(return_inverse=True)
     parts = places.split([seq.pages.shape[0] for seq in seqs])
-    return pages, [replace(seq, pages=part) for seq, part in zip(seqs, parts, strict=True)]
+    return pages, [seq._replace(pages=part) for seq, part in zip(seqs, parts, strict=True)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from splash.hal.caps import Caps, DeviceInfo
 
@@ -109,8 +109,7 @@ class PagedKV:
     v: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class SeqRows:
+class SeqRows(NamedTuple):
     """Rows of one sequence that attend to the pages which this rank reads for it.
 
     `row` and `count`: the rows [row, row + count) of the query tensor. `start`: position of the first row.
@@ -121,7 +120,7 @@ class SeqRows:
     """
 
     row: int
-    count: int
+    count: int  # type: ignore[assignment]  # not a tuple's
     start: int
     pages: torch.Tensor
     first_block: int

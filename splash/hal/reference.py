@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
@@ -52,7 +51,7 @@ class ReferenceAttention:
         seqs, top_k, pool = prepared
         chosen = torch.full((q.shape[0], top_k), NOTHING, dtype=torch.int64, device=q.device)
         for seq in seqs:
-            local = local_tokens(keys, replace(seq, num_keys=seq.num_keys // pool))
+            local = local_tokens(keys, seq._replace(num_keys=seq.num_keys // pool))
             positions = key_positions(seq, keys.shape[1] * pool)[pool - 1 :: pool]
             for i in range(seq.count):
                 scores = index_scores(q[seq.row + i], weights[seq.row + i], local).tolist()

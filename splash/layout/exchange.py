@@ -125,14 +125,14 @@ def route(spans: Sequence[Span], ranks: int) -> Routes:
     to_owner: list[list[int]] = [[] for _ in range(ranks)]
     full_local: list[list[int]] = [[] for _ in range(ranks)]
     row = num_sharded = 0
+    at = method = None
     for index, span in enumerate(spans):
-        flow = dataflow(span.present, span.method, ranks)
-        if flow is OWNED:
-            to_owner[span.present.home].append(index)
-        elif flow is FULL_LOCAL:
-            full_local[span.present.home].append(index)
-        else:
-            by_flow[flow].append(index)
+        if span.present is not at or span.method is not method:  # seldom: they are in order
+            at, method = span.present, span.method
+            flow = dataflow(at, method, ranks)
+            homes = to_owner if flow is OWNED else full_local if flow is FULL_LOCAL else None
+            alike = by_flow[flow] if homes is None else homes[at.home]
+        alike.append(index)
         starts.append(row)
         row += span.count
         if not flow.full:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from splash.layout.layouts import SECTION_ORDER, Assignment
 
@@ -20,13 +20,12 @@ class Method(Enum):
     """The history's KV travels, in bounded chunks merged by LSE."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """Rows [start, start + count) of a request: positions in the sequence, one row a token."""
 
     request: int
     start: int
-    count: int
+    count: int  # type: ignore[assignment]  # not a tuple's
     present: Assignment
     next: Assignment | None
     """Set while a transition is staged: appends go to holders(present) and holders(next)."""

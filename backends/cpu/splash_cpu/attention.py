@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
@@ -173,7 +173,7 @@ def _parts(seq: SeqRows, block_size: int) -> Iterator[SeqRows]:
     step = max(1, PART_TOKENS // block_size)
     for first in range(0, seq.pages.shape[0], step):
         num_keys = min(step * block_size, seq.num_keys - first * block_size)
-        yield replace(seq, pages=seq.pages[first : first + step], num_keys=num_keys)
+        yield seq._replace(pages=seq.pages[first : first + step], num_keys=num_keys)
 
 
 def _batch(group: Sequence[SeqRows], block_size: int) -> Batch:

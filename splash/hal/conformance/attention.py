@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -119,8 +118,8 @@ def sequences_in_any_order(context: RankContext) -> None:
         ]
         seqs = layers[0].seqs
         longest = seqs[2]
-        prefix = replace(
-            longest, row=layers[0].q.shape[0] - 1, start=size, pages=longest.pages[:2], num_keys=size + 1
+        prefix = longest._replace(
+            row=layers[0].q.shape[0] - 1, start=size, pages=longest.pages[:2], num_keys=size + 1
         )
         prepared = attention.prepare([seqs[3], seqs[0], prefix, seqs[4], longest], size)
         for layer in layers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -128,8 +128,7 @@ def make_batch(
 def stripe_of(seq: SeqRows, first: int, step: int, block_size: int) -> SeqRows:
     """The part of a whole sequence that lies in the blocks first, first + step, ..."""
     spec = Rows(seq.start, seq.count, first, step)
-    return replace(
-        seq,
+    return seq._replace(
         pages=seq.pages[first::step].contiguous(),
         first_block=first,
         block_step=step,
