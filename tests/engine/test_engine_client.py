@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from splash.core.errors import ConfigError, RankFailure, RequestError, SplashError
-from splash.core.events import Event, RequestFinished, RunFinished, RunStarted, SwitchDone
+from splash.core.events import Event, PoolSampled, RequestFinished, RunFinished, RunStarted, SwitchDone
 from splash.core.params import SamplingParams
 from splash.core.request import Request
 from splash.engine.client import Engine
@@ -141,6 +141,9 @@ def test_close_aborts_what_runs_waits_or_is_to_come() -> None:
     assert isinstance(events[0], RunStarted)
     assert isinstance(events[-1], RunFinished)
     assert events[-1].outcome == "interrupted"
+    last = [event for event in events if isinstance(event, PoolSampled)][-1]
+    assert (last.running, last.waiting) == ({}, 0), "what has gone would look like a leak"
+    assert not any(pages["retiring"] for pages in last.pages)
 
 
 def test_finish_serves_everything_and_ends_open_switches() -> None:
