@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -133,6 +133,13 @@ class PolicyAsked:
     """Empty where it stays."""
     predicted: dict[str, float]
     observed_s: float | None
+    target_striped_from: int | None = None
+    chosen_striped_from: int | None = None
+
+    @property
+    def is_change(self) -> bool:
+        """Whether it answers with another target."""
+        return (self.chosen, self.chosen_striped_from) != (self.target, self.target_striped_from)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,15 +292,16 @@ def to_json(event: Event) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any]) -> Event:
-    """The inverse of `to_json`; ValueError names an unknown event or a wrong field."""
+    """The inverse of `to_json`, where what has a default may be absent; ValueError names an unknown event or a wrong
+    field."""
     name = data.get("event")
     if not isinstance(name, str) or name not in EVENT_TYPES:
         raise ValueError(f"unknown event {name!r}; known: {', '.join(EVENT_TYPES)}")
     cls = EVENT_TYPES[name]
     given = {k: v for k, v in data.items() if k != "event"}
     known = {f.name for f in fields(cls)}
-    if set(given) != known:
-        odd = sorted(set(given) ^ known)
+    needed = {f.name for f in fields(cls) if f.default is MISSING}
+    if odd := sorted((needed - set(given)) | (set(given) - known)):
         raise ValueError(f"event {name}: missing or unknown fields: {', '.join(odd)}")
     hints = _hints(name)
     for field, value in given.items():

@@ -29,7 +29,7 @@ class Decisions:
         ratio = observed_over_predicted(event)
         if ratio is not None:
             self._ratios.append(ratio)
-        if event.chosen == event.target:
+        if not event.is_change:
             self._stay(event)
         elif len(self._changes) < MAX_CHANGES:
             self._changes.append(event)
@@ -51,7 +51,9 @@ class Decisions:
                 "t": event.t,
                 "step": event.step,
                 "target": event.target,
+                "target_striped_from": event.target_striped_from,
                 "chosen": event.chosen,
+                "chosen_striped_from": event.chosen_striped_from,
                 "reason": event.reason,
                 "predicted": event.predicted,
                 "observed_s": event.observed_s,

@@ -141,6 +141,7 @@ class Aim:
         decision = policy.decide(load)
         if decision is None:
             return
+        wanted = target_named(decision.target, decision.striped_from)
         if decision.predicted:
             self._journal.emit(
                 PolicyAsked(
@@ -151,8 +152,9 @@ class Aim:
                     decision.reason,
                     decision.predicted,
                     self._pace.decode_s,
+                    now.striped_from,
+                    wanted.striped_from,
                 )
             )
-        wanted = target_named(decision.target, decision.striped_from)
         if wanted != now and wanted not in load.refused:
             self._wanted = decision

@@ -332,9 +332,9 @@ class ViewState:
     def _policy_asked(self, event: PolicyAsked) -> None:
         """The latest question, and the latest whose answer was a change."""
         self._asked = event
-        if event.chosen != event.target:
+        if event.is_change:
             self._decided = event
-            self.log.note(event, ("ask", event.chosen))
+            self.log.note(event, ("ask", show_target(event.chosen, event.chosen_striped_from)))
 
     def _target_refused(self, event: TargetRefused) -> None:
         self._transitions.refused = event

@@ -166,7 +166,8 @@ def _asked(entry: Entry, event: PolicyAsked) -> str:
     observed = (
         f"; {event.target} took {show_seconds(event.observed_s)}" if event.observed_s is not None else ""
     )
-    return f"{event.chosen} is wanted: predicted decode step {show_predicted(event.predicted)}{observed}"
+    wanted = show_target(event.chosen, event.chosen_striped_from)
+    return f"{wanted} is wanted: predicted decode step {show_predicted(event.predicted)}{observed}"
 
 
 def _refused(entry: Entry, event: TargetRefused) -> str:

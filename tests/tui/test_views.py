@@ -203,9 +203,11 @@ def test_long_requests_apart_are_named(width: int) -> None:
     assert "D dp → D dp+cp from 32 K" in text_of(state.snapshot(), width, 40)
     state.fold(e.SwitchDone(9.1, 61, "dp", "dp", "why", "done", 1, 1, 0, 0, 0.1, 0.0, None, 32768))
     state.fold(e.PoolSampled(9.1, [{"free": 1}, {"free": 1}], {"dp": 9, "cp": 2}, 0, 0))
+    state.fold(e.PolicyAsked(8.0, 59, "tp", "dp", "many", {"dp": 0.01}, None))
+    state.fold(e.PolicyAsked(9.0, 60, "dp", "dp", "why", {"dp": 0.01}, None, None, 32768))
     view = state.snapshot()
     assert view.away == 0
-    assert "all 11 running requests in dp+cp from 32 K" in text_of(view, width, 40)
+    assert "all 11 running requests in dp+cp from 32 K since step 60: why" in text_of(view, width, 40)
     assert "target dp+cp from 32 K |" in status_line(view)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -29,6 +30,15 @@ def test_changes_are_kept_and_the_rest_is_thinned() -> None:
     assert max(gaps) - min(gaps) <= len(changes), "evenly spaced"
     assert [d["step"] for d in kept] == sorted(d["step"] for d in kept)
     assert decisions.prediction()["asked"] == 10_000
+
+
+def test_stripes_for_the_long_ones_are_a_change() -> None:
+    """Red when a change of the long requests alone is thinned away with the answers that stay."""
+    decisions = Decisions()
+    for step in range(1000):
+        decisions.event(replace(asked(step), chosen_striped_from=8192 if step == 501 else None))
+    (change,) = [d for d in decisions.to_json() if d["chosen_striped_from"]]
+    assert change["step"] == 501
 
 
 def test_changes_that_are_refused_for_ever_are_bounded() -> None:
@@ -61,7 +71,9 @@ def test_a_report_has_them() -> None:
             "t": 0.03,
             "step": 3,
             "target": "tp",
+            "target_striped_from": None,
             "chosen": "dp",
+            "chosen_striped_from": None,
             "reason": "",
             "predicted": {"tp": 0.02, "dp": 0.01},
             "observed_s": 0.021,

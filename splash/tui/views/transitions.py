@@ -70,8 +70,10 @@ def _switch(view: Snapshot, width: int) -> Text:
 def _steady(view: Snapshot) -> Text:
     away = view.away
     there = view.num_running and not away
-    if there and view.decided is not None and view.decided.chosen == view.target:
-        return _since(view, view.decided)
+    decided = view.decided
+    target = view.target, view.striped_from
+    if there and decided is not None and (decided.chosen, decided.chosen_striped_from) == target:
+        return _since(view, decided)
     text = line((" no switch is open", palette.LABEL))
     if there:
         text.append(
