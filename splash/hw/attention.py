@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from splash.hw import ops
-from splash.hw.figures import Figure, either, least, most
+from splash.hw.figures import Condition, Figure, either, least, most
 from splash.hw.precision import Precision
 from splash.hw.profile import HardwareProfile, Prefill
 from splash.hw.rows import num_attention_layers, num_indexers
@@ -116,7 +115,7 @@ class AttentionCost:
         self._layers = num_attention_layers(spec)
         self._indexers = num_indexers(spec)
 
-    def decode_s(self, rows: Figure, context: Figure, selected: Figure, *, whole: Figure) -> Figure:
+    def decode_s(self, rows: Figure, context: Figure, selected: Figure, *, whole: Condition) -> Figure:
         """`rows` decode rows that see `context` cached tokens in all, and attend to `selected` of them."""
         att, index, kv_bytes = self._spec.attention, self._spec.indexer, self._precision.kv_bytes
         heads = self._heads(whole=whole)
@@ -137,7 +136,7 @@ class AttentionCost:
         attending = ops.sparse_mla_decode_s(self._profile, rows, selected, *shape)
         return self._indexers * scoring + self._layers * attending
 
-    def prompt_s(self, reads: PromptReads, *, whole: Figure, absorbed: Figure) -> Figure:
+    def prompt_s(self, reads: PromptReads, *, whole: Condition, absorbed: Condition) -> Figure:
         """Chunks of prompts. `absorbed`: only that form can be had, since the queries came to the cache or attention
         is sparse, and the projections have what absorbing costs; else the faster form is taken, with that cost."""
         att = self._spec.attention
@@ -183,7 +182,7 @@ class AttentionCost:
         """Tokens that a row attends to at most."""
         return float("inf") if self._spec.indexer is None else self._spec.indexer.top_k
 
-    def _absorbed_s(self, att: MLASpec, reads: PromptReads, *, whole: Figure) -> Figure:
+    def _absorbed_s(self, att: MLASpec, reads: PromptReads, *, whole: Condition) -> Figure:
         return self._layers * ops.mla_prefill_s(
             self._profile,
             reads.selected,
@@ -195,14 +194,14 @@ class AttentionCost:
             longest=reads.longest,
         )
 
-    def _absorbing_s(self, att: MLASpec, rows: Figure, *, whole: Figure) -> Figure:
+    def _absorbing_s(self, att: MLASpec, rows: Figure, *, whole: Condition) -> Figure:
         """The products by W_UK and W_UV, head by head."""
         heads, dtype = self._heads(whole=whole), self._precision.attention
         keys = ops.batched_gemm_s(self._profile, heads, rows, att.kv_lora_rank, att.nope_dim, dtype)
         values = ops.batched_gemm_s(self._profile, heads, rows, att.v_dim, att.kv_lora_rank, dtype)
         return self._layers * (keys + values)
 
-    def _unabsorbed_s(self, att: MLASpec, reads: PromptReads, *, whole: Figure) -> Figure:
+    def _unabsorbed_s(self, att: MLASpec, reads: PromptReads, *, whole: Condition) -> Figure:
         """All latents of the prompts so far are projected up, once for the chunk."""
         heads, qk = self._heads(whole=whole), att.nope_dim + att.rope_dim
         up = heads * (att.nope_dim + att.v_dim)
@@ -219,15 +218,15 @@ class AttentionCost:
         )
         return self._layers * (projecting + attending)
 
-    def _heads(self, *, whole: Figure) -> Figure:
+    def _heads(self, *, whole: Condition) -> Figure:
         heads = self._spec.attention.num_heads
         return either(whole, heads, heads // self._ranks)
 
-    def _kv_heads(self, att: GQASpec, *, whole: Figure) -> Figure:
+    def _kv_heads(self, att: GQASpec, *, whole: Condition) -> Figure:
         return either(whole, att.num_kv_heads, max(1, att.num_kv_heads // self._ranks))
 
 
-def chooses(selected: Figure, context: Figure) -> Any:
+def chooses(selected: Figure, context: Figure) -> Condition:
     """Whether some rows attend to less than they see: only those are scored (`layout.selection`). Shares of tokens
     may have been rounded."""
     return selected < context * (1 - ROUNDING)

@@ -107,7 +107,8 @@ class CostModel:
 
     def steps_s(self, works: Sequence[Work]) -> list[float]:
         """Seconds of each of many steps, to the last bit as one by one; faster from half a dozen on."""
-        found: list[float] = each_step(self._priced(tally_of(works, self._counting)).total).tolist()
+        totals = each_step(self._priced(tally_of(works, self._counting)).total)
+        found: list[float] = np.asarray(totals).tolist()
         return found
 
     def change(self, change: Change) -> ChangeCost:

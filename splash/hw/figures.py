@@ -6,11 +6,14 @@ NumPy's take ten times as long on a number as those of the language, and a step 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-Figure = Any
+Condition: TypeAlias = bool | npt.NDArray[np.bool_]
+"""Of one figure, or of each of an array of them."""
+Figure: TypeAlias = float | npt.NDArray[Any]
 """A float (or an int), or an array. Of a step: a number where all ranks are alike, else [ranks]. Of several steps:
 [..., 1] where all ranks are alike, else [..., ranks]."""
 
@@ -34,7 +37,7 @@ def most(a: Figure, b: Figure) -> Figure:
     return max(a, b)
 
 
-def either(condition: Figure, a: Figure, b: Figure) -> Figure:
+def either(condition: Condition, a: Figure, b: Figure) -> Figure:
     """`a` where the condition holds, else `b`."""
     if isinstance(condition, np.ndarray):
         return np.where(condition, a, b)
@@ -45,8 +48,11 @@ def over_ranks(figure: Figure) -> Figure:
     """That of the rank that has most, of each step: a number of one, [..., 1] of several."""
     if not isinstance(figure, np.ndarray):
         return figure
-    largest = figure.max(axis=-1, keepdims=True)
-    return largest if largest.ndim > 1 else largest.item()
+    largest: npt.NDArray[Any] = figure.max(axis=-1, keepdims=True)
+    if largest.ndim > 1:
+        return largest
+    number: float = largest.item()
+    return number
 
 
 def each_rank(steps: Figure) -> Figure:

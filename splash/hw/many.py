@@ -105,7 +105,7 @@ class _Kinds:
         reads.pairs, reads.selected, reads.rows, reads.tokens, reads.projected = self.placed(
             np.array(table), alone
         )
-        reads.longest = self._sums.most(columns.longest, alone).reshape(*self._shape, -1)
+        reads.longest = self._sums.most(np.asarray(columns.longest), alone).reshape(*self._shape, -1)
         return reads
 
 
@@ -119,10 +119,11 @@ class _Expanded:
     """Of the distinct ones, by step."""
 
     def priced(self, attention: AttentionCost) -> Figure:
-        seconds: Figure = 0.0
-        for kind in self.reads.priced(attention):
+        seconds, *others = np.asarray(self.reads.priced(attention))
+        for kind in others:
             seconds = seconds + kind
-        return seconds[self.which]
+        steps: Steps = seconds[self.which]
+        return steps
 
 
 def _distinct(parts: Sequence[Any]) -> tuple[list[Any], Column]:

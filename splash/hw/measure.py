@@ -14,12 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from splash.hw import ops
+from splash.hw.figures import Figure
 from splash.hw.load import profile_from_table
 from splash.hw.profile import HardwareProfile, ProfileError, Quantity
 from splash.hw.write import put, quantity
 
 Counts = Mapping[str, float]
-Cost = Callable[[HardwareProfile, Counts], Any]
+Cost = Callable[[HardwareProfile, Counts], Figure]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,34 +96,34 @@ def _experts(dtype: str) -> Cost:
     return cost
 
 
-def _mla_decode(p: HardwareProfile, c: Counts) -> Any:
+def _mla_decode(p: HardwareProfile, c: Counts) -> Figure:
     return ops.mla_decode_s(p, c["rows"], c["kv_tokens"], c["heads"], 576, 512, c["token_bytes"])
 
 
-def _mla_prefill(p: HardwareProfile, c: Counts) -> Any:
+def _mla_prefill(p: HardwareProfile, c: Counts) -> Figure:
     return ops.mla_prefill_s(p, c["pairs"], c["kv_tokens"], c["heads"], 576, 512, c["token_bytes"])
 
 
-def _gqa_decode(p: HardwareProfile, c: Counts) -> Any:
+def _gqa_decode(p: HardwareProfile, c: Counts) -> Figure:
     sizes = (c["heads"], c["kv_heads"], int(c["head_dim"]), c["token_bytes"])
     return ops.gqa_decode_s(p, c["rows"], c["kv_tokens"], *sizes)
 
 
-def _gqa_prefill(p: HardwareProfile, c: Counts) -> Any:
+def _gqa_prefill(p: HardwareProfile, c: Counts) -> Figure:
     sizes = (c["heads"], int(c["head_dim"]), c["token_bytes"])
     return ops.gqa_prefill_s(p, c["pairs"], c["kv_tokens"], *sizes)
 
 
-def _selected(p: HardwareProfile, c: Counts) -> Any:
+def _selected(p: HardwareProfile, c: Counts) -> Figure:
     return ops.sparse_mla_decode_s(p, c["rows"], c["kv_tokens"], c["heads"], 576, 512, c["token_bytes"])
 
 
-def _indexer(p: HardwareProfile, c: Counts) -> Any:
+def _indexer(p: HardwareProfile, c: Counts) -> Figure:
     sizes = (int(c["heads"]), int(c["head_dim"]), c["token_bytes"])
     return ops.indexer_s(p, c["rows"], c["kv_tokens"], *sizes)
 
 
-def _elementwise(p: HardwareProfile, c: Counts) -> Any:
+def _elementwise(p: HardwareProfile, c: Counts) -> Figure:
     return ops.elementwise_s(p, c["num_bytes"])
 
 

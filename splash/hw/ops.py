@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from splash.hw.figures import least, most, root
+from splash.hw.figures import Figure, least, most, root
 from splash.hw.profile import (
     Decode,
     Experts,
@@ -30,8 +29,8 @@ from splash.hw.profile import (
     Quantity,
 )
 
-Count: TypeAlias = float | npt.NDArray[Any]
-Seconds: TypeAlias = Any
+Count: TypeAlias = Figure
+Seconds: TypeAlias = Figure
 """A float where all counts are numbers, otherwise an array of their common shape."""
 
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "fp8_block": 1.0, "int8": 1.0}
@@ -187,7 +186,7 @@ def gqa_decode_s(
     heads: Count,
     kv_heads: Count,
     head_dim: int,
-    token_bytes: float,
+    token_bytes: Count,
 ) -> Seconds:
     """Of grouped attention: `heads` query heads over `kv_heads`, whose k and v are `token_bytes` a token."""
     multiple = _multiple(p.attention.gqa_decode)
@@ -196,7 +195,7 @@ def gqa_decode_s(
 
 
 def _decode(
-    decode: Decode, rows: Count, kv_tokens: Count, heads: Count, width: int, token_bytes: float
+    decode: Decode, rows: Count, kv_tokens: Count, heads: Count, width: int, token_bytes: Count
 ) -> Seconds:
     bandwidth = decode.bandwidth.value
     compute = kv_tokens * (2.0 * _round_up(heads, _multiple(decode)) * width / _by_heads(decode, heads))

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from splash.hw import ops
 from splash.hw.figures import Figure
@@ -17,7 +18,7 @@ from splash.hw.precision import Precision
 from splash.hw.profile import HardwareProfile
 from splash.spec.model import DenseSpec, KDASpec, MLASpec, ModelSpec, MoESpec
 
-Seconds = Any
+Seconds: TypeAlias = Figure
 """An array with one value for each number of rows."""
 
 ROW_PASSES = 6
@@ -28,11 +29,14 @@ class Table:
     """Seconds by rows, to look up at a number of them or at an array of numbers."""
 
     def __init__(self, seconds: Seconds) -> None:
-        self._seconds = seconds
-        self._numbers: list[float] = seconds.tolist()
+        self._seconds = np.asarray(seconds)
+        self._numbers: list[float] = self._seconds.tolist()
 
     def __getitem__(self, rows: Figure) -> Figure:
-        return self._seconds[rows] if isinstance(rows, np.ndarray) else self._numbers[rows]
+        if isinstance(rows, np.ndarray):
+            found: npt.NDArray[Any] = self._seconds[rows]
+            return found
+        return self._numbers[rows]  # type: ignore[call-overload,no-any-return]  # a number of rows is an int
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +182,7 @@ def _kda(
     width = heads * kda.head_dim
     wide = (width, kda.head_dim)
     shapes = ((3 * width + heads + 2 * kda.head_dim, hidden), wide, wide, (hidden, width))
-    return np.sum([ops.gemm_s(profile, rows, n, k, precision.kda) for n, k in shapes], axis=0)
+    return sum(ops.gemm_s(profile, rows, n, k, precision.kda) for n, k in shapes)
 
 
 def _ffns(

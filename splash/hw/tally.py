@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from splash.hw.attention import AttentionCost, PlacedReads, PromptReads, chooses
-from splash.hw.figures import Figure, each_rank
+from splash.hw.figures import Condition, Figure, each_rank
 from splash.hw.profile import Prefill
 from splash.hw.traffic import Traffic, TrafficCost
 from splash.layout.layouts import CP, DCP, DOP, DP, Placement
@@ -47,7 +47,7 @@ class Reads(Protocol):
 class DecodeReads:
     """Of the decodes of one placement."""
 
-    whole: Figure
+    whole: Condition
     """Whether with all heads."""
     rows: Figure
     context: Figure
@@ -61,9 +61,9 @@ class DecodeReads:
 class ChunkReads:
     """Of the chunks of one kind."""
 
-    whole: Figure
+    whole: Condition
     """Whether with all heads."""
-    absorbed: Figure
+    absorbed: Condition
     """Whether only so; see `AttentionCost.prompt_s`."""
     reads: PlacedReads | PromptReads
 
@@ -90,7 +90,7 @@ class Tally:
     chunked: Figure
     """Rows of prompts."""
     sampled: Figure
-    scatters: Figure
+    scatters: Condition
     """Whether rows may be divided over the ranks between layers."""
     rows: Rows = field(default_factory=Rows)
     traffic: Traffic = field(default_factory=Traffic)
