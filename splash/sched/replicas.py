@@ -122,15 +122,18 @@ class Replicas:
     def forget(self, record: Record, step: int) -> None:
         """The request leaves: its pages are moved no more."""
         for residency in self._residencies:
-            for evac in residency.evacuations_of(record):
-                residency.drop_evacuation(evac, step)
+            for evacuation in residency.evacuations_of(record):
+                residency.drop_evacuation(evacuation, step)
 
     def drop_strays(self, record: Record, step: int) -> None:
         """The request has given up pages: those are moved no more."""
         for residency in self._residencies:
-            for evac in residency.evacuations_of(record):
-                if record.blocks[evac.index].copies.get((evac.kv_group, residency.rank)) != evac.old_page:
-                    residency.drop_evacuation(evac, step)
+            for evacuation in residency.evacuations_of(record):
+                if (
+                    record.blocks[evacuation.index].copies.get((evacuation.kv_group, residency.rank))
+                    != evacuation.old_page
+                ):
+                    residency.drop_evacuation(evacuation, step)
 
     # ---- the batch boundary
 

@@ -127,22 +127,30 @@ class RankResidency:
     def new_shadows(self) -> list[Shadow]:
         """Double writes that the next plan must announce."""
         fresh = [e for e in self.evacuations if not e.announced]
-        for evac in fresh:
-            evac.announced = True
+        for evacuation in fresh:
+            evacuation.announced = True
         return [Shadow(e.record.id, e.index, e.kv_group, self.rank, e.new_page) for e in fresh if e.shadowed]
 
     def finish_moves(self, last_step: int) -> list[PageMove]:
         """At a batch boundary: evacuated pages take over; their old pages retire."""
         moves = []
-        for evac in [e for e in self.evacuations if e.ready]:
-            self.evacuations.remove(evac)
-            block = evac.record.blocks[evac.index]
-            key = evac.kv_group, self.rank
+        for evacuation in [e for e in self.evacuations if e.ready]:
+            self.evacuations.remove(evacuation)
+            block = evacuation.record.blocks[evacuation.index]
+            key = evacuation.kv_group, self.rank
             pool = self.store.pools[self.rank]
-            pool.set_state(evac.new_page, pool.state(evac.old_page))
-            block.copies[key] = evac.new_page
-            self.store.retire(self.rank, evac.old_page, last_step)
-            moves.append(PageMove(evac.record.id, evac.index, evac.kv_group, self.rank, evac.new_page))
+            pool.set_state(evacuation.new_page, pool.state(evacuation.old_page))
+            block.copies[key] = evacuation.new_page
+            self.store.retire(self.rank, evacuation.old_page, last_step)
+            moves.append(
+                PageMove(
+                    evacuation.record.id,
+                    evacuation.index,
+                    evacuation.kv_group,
+                    self.rank,
+                    evacuation.new_page,
+                )
+            )
         return moves
 
     def move_states(self, records: Iterable[Record], step: int) -> list[StateMove]:
@@ -183,8 +191,8 @@ class RankResidency:
             self.abandoned.append((self.fetch, self.others))
             self.fetch = None
         elif self.phase is Phase.DRAINING:
-            for evac in list(self.evacuations):
-                self.drop_evacuation(evac, last_step)
+            for evacuation in list(self.evacuations):
+                self.drop_evacuation(evacuation, last_step)
             for page in self.spare:
                 pool.release(page)
             self.spare = []
@@ -194,15 +202,15 @@ class RankResidency:
         self._give_back()
 
     def evacuations_of(self, record: Record) -> list[Evacuation]:
-        return [evac for evac in self.evacuations if evac.record is record]
+        return [evacuation for evacuation in self.evacuations if evacuation.record is record]
 
-    def drop_evacuation(self, evac: Evacuation, last_step: int) -> None:
+    def drop_evacuation(self, evacuation: Evacuation, last_step: int) -> None:
         """Give up moving a page: its new page retires (step `last_step` and a copier may still write to it)."""
-        self.evacuations.remove(evac)
-        self.ledger.cancel(evac.copies)
-        if evac.announced:
-            self.undone.append(evac)
-        self.store.retire(self.rank, evac.new_page, last_step)
+        self.evacuations.remove(evacuation)
+        self.ledger.cancel(evacuation.copies)
+        if evacuation.announced:
+            self.undone.append(evacuation)
+        self.store.retire(self.rank, evacuation.new_page, last_step)
 
     def pages(self) -> list[int]:
         """Pages in use that no block has: reserved for evacuations."""
@@ -249,12 +257,12 @@ class RankResidency:
         new_page = self.spare.pop()
         size = self.store.block_size
         tokens = max(0, min(size, record.computed - index * size))
-        evac = Evacuation(record, index, kv_group, page, new_page, CopyGroup(), shadowed=tokens < size)
-        self.evacuations.append(evac)
+        evacuation = Evacuation(record, index, kv_group, page, new_page, CopyGroup(), shadowed=tokens < size)
+        self.evacuations.append(evacuation)
         if tokens:
             self.ledger.add(
                 Draft(
-                    evac.copies,
+                    evacuation.copies,
                     self.rank,
                     self.rank,
                     tokens * token_bytes,
