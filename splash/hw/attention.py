@@ -112,6 +112,7 @@ class AttentionCost:
         self._profile = profile
         self._ranks = ranks
         self._precision = precision
+        self._product = ops.gemm_kernel(profile, precision.attention).entry
         self._layers = num_attention_layers(spec)
         self._indexers = num_indexers(spec)
 
@@ -165,8 +166,8 @@ class AttentionCost:
         if index is None:
             return 0.0
         keys = reads.pairs / most(reads.rows, 1) / index.pool
-        product = ops.gemm_s(
-            self._profile, reads.rows * index.num_heads, keys, index.head_dim, self._precision.attention
+        product = ops.product_s(
+            self._product, 1, reads.rows * index.num_heads, keys, index.head_dim, self._precision.attention
         )
         selection = ops.elementwise_s(self._profile, 2.0 * SCORE_BYTES * reads.pairs / index.pool)
         return self._indexers * (product + selection)
@@ -197,15 +198,17 @@ class AttentionCost:
     def _absorbing_s(self, att: MLASpec, rows: Figure, *, whole: Condition) -> Figure:
         """The products by W_UK and W_UV, head by head."""
         heads, dtype = self._heads(whole=whole), self._precision.attention
-        keys = ops.batched_gemm_s(self._profile, heads, rows, att.kv_lora_rank, att.nope_dim, dtype)
-        values = ops.batched_gemm_s(self._profile, heads, rows, att.v_dim, att.kv_lora_rank, dtype)
+        keys = ops.product_s(self._product, heads, rows, att.kv_lora_rank, att.nope_dim, dtype)
+        values = ops.product_s(self._product, heads, rows, att.v_dim, att.kv_lora_rank, dtype)
         return self._layers * (keys + values)
 
     def _unabsorbed_s(self, att: MLASpec, reads: PromptReads, *, whole: Condition) -> Figure:
         """All latents of the prompts so far are projected up, once for the chunk."""
         heads, qk = self._heads(whole=whole), att.nope_dim + att.rope_dim
         up = heads * (att.nope_dim + att.v_dim)
-        projecting = ops.gemm_s(self._profile, reads.tokens, up, att.kv_lora_rank, self._precision.attention)
+        projecting = ops.product_s(
+            self._product, 1, reads.tokens, up, att.kv_lora_rank, self._precision.attention
+        )
         attending = ops.mla_prefill_s(
             self._profile,
             reads.pairs,

@@ -85,7 +85,11 @@ def gemm_s(p: HardwareProfile, m: Count, n: Count, k: Count, dtype: str) -> Seco
 
 def batched_gemm_s(p: HardwareProfile, batch: Count, m: Count, n: Count, k: Count, dtype: str) -> Seconds:
     """Of `batch` products in one kernel, each of [m, k] by its own [k, n]: what absorbs a query, head by head."""
-    product: Product = gemm_kernel(p, dtype).entry
+    return product_s(gemm_kernel(p, dtype).entry, batch, m, n, k, dtype)
+
+
+def product_s(product: Product, batch: Count, m: Count, n: Count, k: Count, dtype: str) -> Seconds:
+    """As `batched_gemm_s`, by the kernel that weights of `dtype` get."""
     alone = np.all(batch == 1) if isinstance(batch, np.ndarray) else batch == 1
     shape = product if product.by_head is None or alone else product.by_head
     activations, weights = ACTIVATION_BYTES[dtype], BYTES[dtype]
@@ -214,13 +218,12 @@ def _decode(
 
 def _by_heads(decode: Decode, heads: Count) -> Count:
     """FLOP/s of the narrowest kernel that takes `heads`."""
-    if decode.by_heads is None:
-        return decode.flops.value
-    flops = [*(kernel.value for kernel in decode.by_heads.values()), decode.flops.value]
+    kernels = decode.by_heads or {}
     if isinstance(heads, np.ndarray):
-        narrowest: Count = np.array(flops)[np.searchsorted(list(decode.by_heads), heads)]
+        flops = [*(kernel.value for kernel in kernels.values()), decode.flops.value]
+        narrowest: Count = np.array(flops)[np.searchsorted(list(kernels), heads)]
         return narrowest
-    return flops[bisect_left(list(decode.by_heads), heads)]
+    return next((kernel.value for most, kernel in kernels.items() if heads <= most), decode.flops.value)
 
 
 def _one_row(rows: Count, kv_tokens: Count, per_token: Quantity | None) -> Seconds:

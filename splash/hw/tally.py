@@ -13,7 +13,7 @@ from splash.hw.attention import AttentionCost, PlacedReads, PromptReads, chooses
 from splash.hw.figures import Condition, Figure, each_rank
 from splash.hw.profile import Prefill
 from splash.hw.traffic import Traffic, TrafficCost
-from splash.layout.layouts import CP, DCP, DOP, DP, Placement
+from splash.layout.layouts import CP, DCP, DOP, DP, TP, Placement
 from splash.layout.rows import Method
 from splash.layout.work import DecodeRows, PromptRows, Work, may_scatter
 
@@ -142,46 +142,65 @@ class Counting:
         return tally
 
     def _add_decodes(self, decodes: Sequence[DecodeRows], tally: Tally, owners: _Owners) -> None:
-        rows, traffic = tally.rows, tally.traffic
-        placed: dict[Placement, list[DecodeRows]] = {}
+        by_head: list[DecodeRows] = []
+        owned: list[DecodeRows] = []
+        striped: list[DecodeRows] = []
+        shard = 0
         for group in decodes:
-            layout, home, count = group.at.layout, group.at.home, group.rows
-            placed.setdefault(layout.placement, []).append(group)
+            layout, home = group.at.layout, group.at.home
             if layout is DP:
-                owners.whole[home] += count
-                owners.absorbed[home] += count
+                owned.append(group)
+                owners.whole[home] += group.rows
+                owners.absorbed[home] += group.rows
             elif layout is CP:
-                rows.halved += count
+                striped.append(group)
+                tally.rows.halved += group.rows
             else:
-                rows.shard += count
-                rows.shard_absorbed += count
-            if layout is DOP:
-                owners.received[home] += count
-            elif layout.placement is Placement.STRIPED:
-                traffic.to_stripes += count if layout is DCP else 0
-                traffic.striped += count
-                proposed = self.traffic.proposed(count, group.context / count, self.ranks)
-                chosen = chooses(group.selected, group.context) * proposed
-                traffic.candidates = traffic.candidates + each_rank(chosen)
-        tally.decode_reads += [self._read(placed[place], place) for place in Placement if place in placed]
+                shard += group.rows
+                if layout is DOP:
+                    owned.append(group)
+                    owners.received[home] += group.rows
+                else:
+                    (by_head if layout is TP else striped).append(group)
+        tally.rows.shard = tally.rows.shard_absorbed = shard
+        if by_head:
+            tally.decode_reads.append(self._read_alike(by_head, whole=False, shares=1))
+        if owned:
+            tally.decode_reads.append(self._read_by_owners(owned))
+        if striped:
+            tally.decode_reads.append(self._read_alike(striped, whole=True, shares=self.ranks))
+            self._add_striped(striped, tally.traffic)
 
-    def _read(self, decodes: Sequence[DecodeRows], placement: Placement) -> DecodeReads:
-        if placement is Placement.OWNER:
-            rows: list[int] = [0] * self.ranks
-            context: list[Figure] = [0.0] * self.ranks
-            selected: list[Figure] = [0.0] * self.ranks
-            for group in decodes:
-                home = group.at.home
-                rows[home] += group.rows
-                context[home] = context[home] + group.context
-                selected[home] = selected[home] + group.selected
-            return DecodeReads(True, np.array(rows), _by_rank(context), _by_rank(selected))
+    def _add_striped(self, decodes: Sequence[DecodeRows], traffic: Traffic) -> None:
+        for group in decodes:
+            traffic.to_stripes += group.rows if group.at.layout is DCP else 0
+            traffic.striped += group.rows
+            proposed = self.traffic.proposed(group.rows, group.context / group.rows, self.ranks)
+            chosen = chooses(group.selected, group.context) * proposed
+            traffic.candidates = traffic.candidates + each_rank(chosen)
+
+    def _read_alike(self, decodes: Sequence[DecodeRows], *, whole: bool, shares: int) -> DecodeReads:
+        """Of decodes of which every rank has an equal share."""
         count, seen, kept = 0, 0.0, 0.0
         for group in decodes:
             count, seen, kept = count + group.rows, seen + group.context, kept + group.selected
-        if placement is Placement.STRIPED:
-            return DecodeReads(True, count, each_rank(seen / self.ranks), each_rank(kept / self.ranks))
-        return DecodeReads(False, count, each_rank(seen), each_rank(kept))
+        return DecodeReads(whole, count, each_rank(seen / shares), each_rank(kept / shares))
+
+    def _read_by_owners(self, decodes: Sequence[DecodeRows]) -> DecodeReads:
+        if isinstance(decodes[0].context, np.ndarray):
+            rows, context, selected = np.zeros((3, *decodes[0].context.shape, self.ranks))
+            for group in decodes:
+                rows[..., group.at.home] += group.rows
+                context[..., group.at.home] += group.context
+                selected[..., group.at.home] += group.selected
+            return DecodeReads(True, rows, context, selected)
+        by_rank = [[0.0] * self.ranks for _ in range(3)]
+        for group in decodes:
+            home = group.at.home
+            by_rank[0][home] += group.rows
+            by_rank[1][home] += group.context
+            by_rank[2][home] += group.selected
+        return DecodeReads(True, *np.array(by_rank))
 
     def _add_chunks(self, prompts: Sequence[PromptRows], tally: Tally, owners: _Owners) -> None:
         reads: dict[tuple[bool, bool], PlacedReads] = {}
@@ -244,14 +263,3 @@ class Counting:
         if striped or (at_owner and chunk.method is Method.GATHER):
             holders = self.ranks if striped else 1
             traffic.candidates = traffic.candidates + self.traffic.proposed(chunk.count, end, holders)
-
-
-def _by_rank(values: list[Figure]) -> Figure:
-    """[..., ranks] of one value, or one array over steps, by rank."""
-    steps = next((value for value in values if isinstance(value, np.ndarray)), None)
-    if steps is None:
-        return np.array(values)
-    stacked = np.empty((*steps.shape, len(values)))
-    for rank, value in enumerate(values):
-        stacked[..., rank] = value
-    return stacked
