@@ -115,11 +115,12 @@ class KVStore:
     ) -> list[tuple[int, int, int]]:
         """Pages for what `block` lacks under `at`: the new (group, rank, page). The caller checked the room."""
         added: list[tuple[int, int, int]] = []
+        copies, pools = block.copies, self.pools
         for key in self.keys(at, index):
-            if key not in block.copies:
-                page = self.pools[key[1]].take_one(state)
-                block.copies[key] = page
-                added.append((key[0], key[1], page))
+            if key not in copies:
+                group, rank = key
+                page = copies[key] = pools[rank].take_one(state)
+                added.append((group, rank, page))
         return added
 
     def take_state(self) -> list[list[int]]:
@@ -151,17 +152,25 @@ class KVStore:
         self.pools[rank].set_state(page, PageState.RETIRING)
         self._retiring.append((last_step, rank, page))
 
+    def retire_blocks(self, blocks: Iterable[Block], last_step: int) -> None:
+        """Free all pages of a request's blocks once step `last_step` is collected."""
+        pools, retiring = self.pools, self._retiring
+        for block in blocks:
+            for (_, rank), page in block.copies.items():
+                pools[rank].set_state(page, PageState.RETIRING)
+                retiring.append((last_step, rank, page))
+
     def collect(self, step: int) -> bool:
         """Free retiring pages whose last reader is step `step` or earlier; whether there were any."""
         if not self._retiring:
             return False
-        kept = []
+        kept, pools = [], self.pools
         for entry in self._retiring:
             last_step, rank, page = entry
-            if last_step <= step and not self.pools[rank].pinned(page):
-                self.pools[rank].release(page)
-            else:
+            if last_step > step or pools[rank].pinned(page):
                 kept.append(entry)
+            else:
+                pools[rank].release(page)
         freed = len(kept) < len(self._retiring)
         self._retiring = kept
         return freed

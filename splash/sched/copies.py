@@ -70,7 +70,8 @@ class CopyLedger:
         self._sent: dict[int, Draft] = {}
         self._next_id = 0
         self._outbox: list[tuple[PageCopy | ShardCopy, Draft]] = []
-        self.traffic = Traffic.empty(self._ranks)
+        self._traffic: Traffic | None = None
+        """What arrived since it was taken last."""
         self._queued_into = [0] * self._ranks
         self._queued_out_of = [0] * self._ranks
         self._sent_into = [0] * self._ranks
@@ -109,7 +110,7 @@ class CopyLedger:
         self._turn = (self._turn + 1) % self._ranks
         for dst in (*range(self._turn, self._ranks), *range(self._turn)):
             queue = self._queues[dst]
-            if self._sent_into[dst] > budget:
+            if not queue or self._sent_into[dst] > budget:
                 continue
             into = budget - sum(d.num_bytes for _, d in self._outbox if d.dst_rank == dst)
             while queue:
@@ -147,6 +148,7 @@ class CopyLedger:
     def acknowledge(self, ids: Iterable[int]) -> None:
         """Copies have completed: unpin their pages and count their bytes."""
         for copy_id in ids:
+            traffic = self._traffic = self._traffic or Traffic.empty(self._ranks)
             draft = self._sent.pop(copy_id)
             self._sent_into[draft.dst_rank] -= draft.num_bytes
             self.num_acknowledged += 1
@@ -157,19 +159,19 @@ class CopyLedger:
             group.done_bytes += draft.num_bytes
             self._count(draft, -1)
             if draft.shard >= 0:
-                self.traffic.weights[draft.src_rank][draft.dst_rank] += draft.num_bytes
+                traffic.weights[draft.src_rank][draft.dst_rank] += draft.num_bytes
             elif draft.src_rank == draft.dst_rank:
-                self.traffic.evacuated_pages += 1
+                traffic.evacuated_pages += 1
             else:
-                self.traffic.kv[draft.src_rank][draft.dst_rank] += draft.num_bytes
+                traffic.kv[draft.src_rank][draft.dst_rank] += draft.num_bytes
 
     @property
     def idle(self) -> bool:
         return not self._sent and not self._outbox and not any(self._queues)
 
-    def take_traffic(self) -> Traffic:
-        """What arrived since the last call."""
-        traffic, self.traffic = self.traffic, Traffic.empty(self._ranks)
+    def take_traffic(self) -> Traffic | None:
+        """What arrived since the last call; None if nothing did."""
+        traffic, self._traffic = self._traffic, None
         return traffic
 
     def _message(self, copy_id: int, draft: Draft) -> PageCopy | ShardCopy:

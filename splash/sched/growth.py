@@ -65,8 +65,8 @@ class Growth:
             if step:
                 self._store.collect(self._progress.collected)
             together = [records[place] for _, place in growing]
-            need = summed(self._store.fresh(record.present, len(record.blocks)) for record in together)
-            if self._store.lacking(need):
+            need = [self._store.fresh(record.present, len(record.blocks)) for record in together]
+            if self._store.lacking(need[0] if len(need) == 1 else summed(need)):
                 return step
             for record in together:
                 self._allocate(record, record.room + 1, draft)

@@ -194,8 +194,8 @@ class Transitions:
     def _report(self, step: int) -> None:
         """Tell what arrived and what changed."""
         traffic = self.ledger.take_traffic()
-        kv, weights = sum(map(sum, traffic.kv)), sum(map(sum, traffic.weights))
-        if kv or weights or traffic.evacuated_pages:
+        if traffic is not None:
+            self._course.arrived(sum(map(sum, traffic.kv)), sum(map(sum, traffic.weights)))
             self._journal.emit(
                 CopyProgress(
                     self._journal.now(),
@@ -209,7 +209,6 @@ class Transitions:
             )
         if self._replicas.report(step) or self._course.copying:
             self._course.advance(step)
-        self._course.arrived(kv, weights)
 
     def _conclude(self, step: int) -> None:
         """Close the switch when all is there; give up what has found no room for long."""
@@ -233,9 +232,7 @@ class Transitions:
         self._replicas.left(record.present, record.goal)
         self._rested = self._rested and not self._replicas.surplus
         self._replicas.forget(record, step)
-        for block in record.blocks:
-            for (_, rank), page in block.copies.items():
-                self._store.retire(rank, page, step)
+        self._store.retire_blocks(record.blocks, step)
         self._store.retire_state(record.state, step)
         record.blocks, record.room, record.state = [], 0, []
 

@@ -73,25 +73,27 @@ class Decodes:
 
     def rows(self, steps: Steps) -> tuple[DecodeRows, ...]:
         """By place; contexts are as `steps` is."""
-        used = [place for place, rows in enumerate(self._rows) if rows]
-        context = {place: self._sums[place] + self._rows[place] * steps for place in used}
-        selected = context if math.isinf(self._keeps) else self._selected(steps, used)
+        used = [(place, at, self._rows[place]) for at, place in self._index.items() if self._rows[place]]
+        context = [self._sums[place] + rows * steps for place, _, rows in used]
+        selected = (
+            context if math.isinf(self._keeps) else self._selected(steps, [place for place, *_ in used])
+        )
         return tuple(
-            DecodeRows(at, self._rows[place], context[place], selected[place])
-            for at, place in self._index.items()
-            if self._rows[place]
+            DecodeRows(at, rows, seen, kept)
+            for (_, at, rows), seen, kept in zip(used, context, selected, strict=True)
         )
 
-    def _selected(self, steps: Steps, used: list[int]) -> dict[int, Tokens]:
+    def _selected(self, steps: Steps, used: list[int]) -> Iterable[Tokens]:
+        """Of each place in use."""
         num_rows = len(self._owners)
-        lengths = np.add.outer(steps, self._offsets[:num_rows])
-        kept = np.minimum(lengths, int(self._keeps))
         places = self._places[:num_rows]
         if isinstance(steps, int):
+            kept = np.minimum(self._offsets[:num_rows] + steps, int(self._keeps))
             sums: list[float] = np.bincount(places, weights=kept).tolist()
-            return {place: sums[place] for place in used}
+            return [sums[place] for place in used]
+        kept = np.minimum(np.add.outer(steps, self._offsets[:num_rows]), int(self._keeps))
         here = np.equal.outer(places, used).astype(np.float64)
-        return dict(zip(used, (kept @ here).T, strict=True))
+        return (kept @ here).T
 
 
 class LengthMirror:
