@@ -13,10 +13,12 @@ from splash.hw.attention import AttentionCost, PlacedReads, PromptReads, chooses
 from splash.hw.figures import Condition, Figure, each_rank
 from splash.hw.profile import Prefill
 from splash.hw.traffic import Traffic, TrafficCost
-from splash.layout.layouts import CP, DCP, DOP, DP, TP, Placement
+from splash.layout.layouts import Placement, Projection
 from splash.layout.rows import Method
 from splash.layout.work import DecodeRows, PromptRows, Work, may_scatter
 
+FULL, OWNER, STRIPED = Projection.FULL, Placement.OWNER, Placement.STRIPED
+"""Asked for each group of rows, where looking them up in their enumerations shows (55 ns in Python 3.11)."""
 KINDS = tuple((whole, absorbed) for whole in (False, True) for absorbed in (False, True))
 """Of chunks that are attended together: with all heads or not, absorbed or not yet said."""
 
@@ -145,23 +147,28 @@ class Counting:
         by_head: list[DecodeRows] = []
         owned: list[DecodeRows] = []
         striped: list[DecodeRows] = []
-        shard = 0
+        shard = halved = to_stripes = 0
         for group in decodes:
-            layout, home = group.at.layout, group.at.home
-            if layout is DP:
+            layout, home, count = group.at.layout, group.at.home, group.rows
+            full = layout.projection is FULL
+            if not full:
+                shard += count
+            if layout.placement is OWNER:
                 owned.append(group)
-                owners.whole[home] += group.rows
-                owners.absorbed[home] += group.rows
-            elif layout is CP:
-                striped.append(group)
-                tally.rows.halved += group.rows
-            else:
-                shard += group.rows
-                if layout is DOP:
-                    owned.append(group)
-                    owners.received[home] += group.rows
+                if full:
+                    owners.whole[home] += count
+                    owners.absorbed[home] += count
                 else:
-                    (by_head if layout is TP else striped).append(group)
+                    owners.received[home] += count
+            elif layout.placement is STRIPED:
+                striped.append(group)
+                if full:
+                    halved += count
+                else:
+                    to_stripes += count
+            else:
+                by_head.append(group)
+        tally.rows.halved, tally.traffic.to_stripes = halved, to_stripes
         tally.rows.shard = tally.rows.shard_absorbed = shard
         if by_head:
             tally.decode_reads.append(self._read_alike(by_head, whole=False, shares=1))
@@ -173,7 +180,6 @@ class Counting:
 
     def _add_striped(self, decodes: Sequence[DecodeRows], traffic: Traffic) -> None:
         for group in decodes:
-            traffic.to_stripes += group.rows if group.at.layout is DCP else 0
             traffic.striped += group.rows
             proposed = self.traffic.proposed(group.rows, group.context / group.rows, self.ranks)
             chosen = chooses(group.selected, group.context) * proposed
@@ -206,10 +212,11 @@ class Counting:
         reads: dict[tuple[bool, bool], PlacedReads] = {}
         scored = PlacedReads(self.prefill, self.ranks)
         for chunk in prompts:
-            layout, exchanged = chunk.at.layout, chunk.method is Method.EXCHANGE
+            placement, exchanged = chunk.at.layout.placement, chunk.method is Method.EXCHANGE
+            all_heads = exchanged or chunk.at.layout.projection is FULL
             absorbed = exchanged or not self.unabsorbed or chunk.start + chunk.count > self.keeps
-            at_owner = layout is DP or (layout is DOP and exchanged)
-            divided = layout is CP or (layout is DCP and exchanged)
+            at_owner = placement is OWNER and all_heads
+            divided = placement is STRIPED and all_heads
             kind = at_owner or divided, absorbed
             if kind not in reads:
                 reads[kind] = PlacedReads(self.prefill, self.ranks)
@@ -230,12 +237,14 @@ class Counting:
         self, chunk: PromptRows, tally: Tally, owners: _Owners, projected: int, *, absorbed: bool
     ) -> None:
         """The rows of a chunk, of which a rank projects so many, and what travels for them."""
-        layout, count, rows, traffic = chunk.at.layout, chunk.count, tally.rows, tally.traffic
+        count, rows, traffic = chunk.count, tally.rows, tally.traffic
+        full = chunk.at.layout.projection is FULL
+        owned = chunk.at.layout.placement is OWNER
         exchanged = chunk.method is Method.EXCHANGE
-        if layout is DP:
+        if full and owned:
             owners.whole[chunk.at.home] += count
             owners.absorbed[chunk.at.home] += count * absorbed
-        elif layout is not CP:
+        elif not full:
             rows.shard += count
             rows.shard_absorbed += count * absorbed
         elif exchanged:
@@ -244,11 +253,11 @@ class Counting:
             rows.whole += projected
             rows.whole_absorbed += projected * absorbed
         if chunk.method is Method.GATHER:
-            traffic.gathering_s += self.traffic.gathering_s(chunk.start, whole=layout is CP)
-        elif exchanged and layout is DOP:
+            traffic.gathering_s += self.traffic.gathering_s(chunk.start, whole=full)
+        elif exchanged and owned:
             owners.received[chunk.at.home] += count
         elif exchanged:
-            traffic.to_stripes += count if layout is DCP else 0
+            traffic.to_stripes += 0 if full else count
             traffic.striped += count
 
     def _score(self, chunk: PromptRows, scored: PlacedReads, traffic: Traffic) -> None:
@@ -257,7 +266,7 @@ class Counting:
         placement, end = chunk.at.layout.placement, chunk.start + chunk.count
         if end <= self.keeps:
             return
-        at_owner, striped = placement is Placement.OWNER, placement is Placement.STRIPED
+        at_owner, striped = placement is OWNER, placement is STRIPED
         share = 1 / self.ranks if striped else 1.0
         scored.on(chunk.at.home if at_owner else None).add(chunk.start, chunk.count, self.keeps, share=share)
         if striped or (at_owner and chunk.method is Method.GATHER):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from splash.layout.layouts import Assignment, Placement
+from splash.layout.layouts import Assignment, Placement, Projection
 from splash.layout.rows import Method
 from splash.sched.record import Record
 from splash.spec.model import MLASpec, ModelSpec
@@ -34,11 +34,12 @@ def chunk_method(at: Assignment, start: int, count: int, row: RowBytes, ranks: i
     Owner: the exchange brings every row to one rank; a gather sends the history to each of the others. In a
     gather all ranks share the attention, so it also wins a tie. Full owner rows (dp) and tp stay local.
     """
-    if at.layout.placement is Placement.BY_HEAD or at.layout.name == "dp":
+    owned = at.layout.placement is Placement.OWNER
+    if at.layout.placement is Placement.BY_HEAD or (owned and at.layout.projection is Projection.FULL):
         return Method.LOCAL
     exchanged = count * row.exchange
     gathered = start * row.gather
-    if at.layout.placement is Placement.OWNER:
+    if owned:
         exchanged //= ranks
     return Method.GATHER if gathered <= exchanged else Method.EXCHANGE
 
