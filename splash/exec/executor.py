@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 
 from splash.core.config import EngineConfig
@@ -45,13 +46,10 @@ def merged(results: Sequence[StepResult], *, check: bool) -> StepResult:
             assert (other.step, other.tokens) == (first.step, first.tokens), (
                 f"rank {rank} sampled {other.tokens} in step {other.step}, rank 0 {first.tokens} in {first.step}"
             )
-    return StepResult(
-        first.step,
-        first.tokens,
-        tuple(ack for result in results for ack in result.acks),
-        first.gaps,
-        min(result.started_s for result in results),
-        max(result.ended_s for result in results),
+    return first._replace(
+        acks=tuple(chain.from_iterable([result.acks for result in results])),
+        started_s=min([result.started_s for result in results]),
+        ended_s=max([result.ended_s for result in results]),
     )
 
 

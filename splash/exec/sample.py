@@ -71,15 +71,19 @@ class Sampler:
         found = [values, [first + i for i in ids]]
         if self._gaps:
             found += [logits.topk(2).values[:, 1].tolist(), self._forced_logits(logits, wants)]
-        mine = torch.from_numpy(
-            np.array(found, dtype=np.float64)
-        )  # by torch.tensor: 10 µs more of the boundary
-        rows = list(
-            zip(*(zip(*rank, strict=True) for rank in self._comm.all_gather(mine).tolist()), strict=True)
-        )
-        best = [max(row, key=_VALUE) for row in rows]
-        gaps = [_gap(row, want) for row, want in zip(rows, wants, strict=True)] if self._gaps else []
-        return [int(found[1]) for found in best], gaps
+        # by torch.tensor: 10 µs more of the boundary
+        mine = torch.from_numpy(np.array(found, dtype=np.float64))
+        by_rank = self._comm.all_gather(mine).tolist()
+        best, tokens = by_rank[0][0].copy(), by_rank[0][1].copy()
+        for theirs, tokens_of_theirs, *_ in by_rank[1:]:
+            for row, value in enumerate(theirs):
+                if value > best[row]:
+                    best[row], tokens[row] = value, tokens_of_theirs[row]
+        gaps: list[float] = []
+        if self._gaps:
+            rows = zip(*[zip(*found, strict=True) for found in by_rank], strict=True)
+            gaps = [_gap(row, want) for row, want in zip(rows, wants, strict=True)]
+        return [int(token) for token in tokens], gaps
 
     def _forced_logits(self, logits: torch.Tensor, wants: Sequence[Want]) -> list[float]:
         """Of each row: the logit of what is forced, if this rank has it, else -inf."""
