@@ -26,6 +26,7 @@ Column = npt.NDArray[Any]
 Steps = npt.NDArray[Any]
 """Figures of steps, [steps, 1] or [steps, ranks]; of several columns, [columns, steps, 1 or ranks]."""
 
+MOST_COLUMNS = 9
 CODES = {layout: code for code, layout in enumerate(LAYOUTS.values())}
 SHARDED = np.array([layout.projection is Projection.SHARDED for layout in CODES])
 OWNED = np.array([layout.placement is Placement.OWNER for layout in CODES])
@@ -45,22 +46,26 @@ def tally_of(works: Sequence[Work], counting: Counting) -> Tally:
 
 
 class _Sums:
-    """Adds columns up: by what each value belongs to, and by the rank where it counts."""
+    """Adds columns up: by what each value belongs to, and by the rank where it counts. At most MOST_COLUMNS at once."""
 
     def __init__(self, group: Column, home: Column, num_groups: int, ranks: int) -> None:
         """`group`, `home`: of each value."""
         self._group = group
         self._place = group * ranks + home
         self._shape = num_groups, ranks
+        starts = np.arange(MOST_COLUMNS)[:, np.newaxis]
+        self._groups = num_groups * starts + group
+        self._places = num_groups * ranks * starts + self._place
+        """Of each value of each column, one column after the other."""
 
     def of(self, columns: Column) -> Steps:
         """[columns, groups, 1], of several columns."""
-        return _added(columns, self._group, self._shape[0])
+        return _added(columns, self._groups, self._shape[0]).reshape(len(columns), -1, 1)
 
     def by_home(self, columns: Column) -> Steps:
         """[columns, groups, ranks]"""
         num_groups, ranks = self._shape
-        return _added(columns, self._place, num_groups * ranks).reshape(len(columns), num_groups, ranks)
+        return _added(columns, self._places, num_groups * ranks).reshape(len(columns), num_groups, ranks)
 
     def placed(self, columns: Column, alone: Column) -> Steps:
         """What counts at home alone, and everywhere: [columns, groups, ranks], [columns, groups, 1] without the one."""
@@ -79,10 +84,9 @@ class _Sums:
 
 
 def _added(columns: Column, places: Column, num_places: int) -> Column:
-    """[columns, places, 1], in the order of the values: as one adds them up one by one."""
-    starts = num_places * np.arange(len(columns))[:, np.newaxis]
-    added = np.bincount((starts + places).ravel(), columns.ravel(), num_places * len(columns))
-    return added.reshape(len(columns), num_places, 1)
+    """In the order of the values: as one adds them up one by one."""
+    count = len(columns)
+    return np.bincount(places[:count].ravel(), columns.ravel(), count * num_places)
 
 
 class _Kinds:

@@ -89,7 +89,7 @@ def batched_gemm_s(p: HardwareProfile, batch: Count, m: Count, n: Count, k: Coun
 
 
 def product_s(product: Product, batch: Count, m: Count, n: Count, k: Count, dtype: str) -> Seconds:
-    """As `batched_gemm_s`, by the kernel that weights of `dtype` get."""
+    """As `batched_gemm_s`, of one product or more by the kernel that weights of `dtype` get."""
     alone = np.all(batch == 1) if isinstance(batch, np.ndarray) else batch == 1
     shape = product if product.by_head is None or alone else product.by_head
     activations, weights = ACTIVATION_BYTES[dtype], BYTES[dtype]
@@ -100,7 +100,7 @@ def product_s(product: Product, batch: Count, m: Count, n: Count, k: Count, dtyp
     seconds = shape.fixed.value + _overlap(compute, traffic, k * _value(product.depth))
     if product.quantise_bandwidth is not None:
         seconds = seconds + m * (batch * k * (activations + weights) / product.quantise_bandwidth.value)
-    return (m > 0) * seconds * (batch > 0)
+    return (m > 0) * seconds
 
 
 def grouped_gemm_s(

@@ -1,8 +1,8 @@
 """Prompts, cut into the steps that will compute them: those at hand, and those that are likely to come.
 
 A layout's price of a prompt depends on how long it is and on what shares its step: owners are as busy as the longest
-prompt makes one of them, and the last tokens of a long prompt see all others. So prompts are not averaged: a few steps
-are drawn from them as they are, evenly over their tokens, and stand for the rest.
+prompt makes one of them, and the last tokens of a long prompt see all others. So prompts are not averaged: a step is
+drawn from them as they are, another one for each question, evenly over their tokens, and stands for the rest.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple
 
-KNOWN, LIKELY = 2, 1
-"""Steps that stand for all, of prompts at hand and of those that are likely to come."""
 MAX_CHUNKS = 8
 """Chunks of one step; more are as good as these, only shorter."""
 GOLDEN = (5**0.5 - 1) / 2
@@ -44,43 +42,41 @@ Step = tuple[Piece, ...]
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Prompt tokens, and steps drawn from those that will compute them."""
+    """Prompt tokens, and a step drawn from those that will compute them."""
 
     tokens: float = 0.0
-    steps: tuple[Step, ...] = ()
+    step: Step = ()
+    """Without a piece if there are no tokens."""
     drawn: int = 0
-    """Tokens of the steps."""
+    """Tokens of the step."""
     seen: float = 0.0
     """Share of the prompts at hand of which some rows were drawn."""
 
     @classmethod
-    def of(cls, tokens: float, steps: Iterable[Step], count: int = 0) -> Prompts:
+    def of(cls, tokens: float, step: Step, count: int = 0) -> Prompts:
         """`count`: prompts at hand."""
-        drawn = tuple(steps)
-        seen = min(1.0, sum(map(len, drawn)) / count) if count else 0.0
-        return cls(tokens, drawn, sum(piece.rows for step in drawn for piece in step), seen)
+        seen = min(1.0, len(step) / count) if count else 0.0
+        return cls(tokens, step, sum(piece.rows for piece in step), seen)
 
 
 NONE = Prompts()
 
 
-def at_hand(unfinished: Sequence[tuple[int, int]], budget: int) -> Prompts:
+def at_hand(unfinished: Sequence[tuple[int, int]], budget: int, turn: int) -> Prompts:
     """Prompts of which (computed, left) tokens are known, some left of each, in the order in which they will be
-    computed."""
+    computed. Each `turn` draws another step."""
     ends = list(accumulate(map(itemgetter(1), unfinished)))
     if not ends:
         return NONE
     num_steps = -(-ends[-1] // budget)
-    drawn = min(num_steps, KNOWN)
-    places = (int(num_steps * (number + 0.5) / drawn) * budget for number in range(drawn))
-    steps = (tuple(_cut(unfinished, ends, place, budget)) for place in places)
-    return Prompts.of(ends[-1], steps, len(unfinished))
+    place = int(num_steps * _drawn(turn)) * budget
+    return Prompts.of(ends[-1], tuple(_cut(unfinished, ends, place, budget)), len(unfinished))
 
 
 def coming(arrived: Sequence[Arrived], step: int, window: float, budget: int, turn: int) -> Prompts:
     """What will come within `window` steps from `step` on: as much in a step as came since the first of `arrived`, as
     many at once as came at once. What comes is expected to go on for as long as it has, and a silence too.
-    Each `turn` draws other steps."""
+    Each `turn` draws another step."""
     if not arrived:
         return NONE
     silence, since = step - arrived[-1].step, step - arrived[0].step
@@ -88,11 +84,9 @@ def coming(arrived: Sequence[Arrived], step: int, window: float, budget: int, tu
     expected = ends[-1] * max(0.0, min(window, since) - silence) / max(1, since)
     if expected < 1:
         return NONE
-    steps: list[Step] = []
-    for crowd, place in _drawn(arrived, ends, turn):
-        filled = list(_filled((Piece(0, length, length) for _, length in crowd), budget))
-        steps.append(filled[int(place * len(filled))])
-    return Prompts.of(expected, steps)
+    crowd, share = _crowd(arrived, ends, turn)
+    filled = list(_filled((Piece(0, length, length) for _, length in crowd), budget))
+    return Prompts.of(expected, filled[int(share * len(filled))])
 
 
 def _cut(
@@ -126,14 +120,16 @@ def _filled(pieces: Iterable[Piece], budget: int) -> Iterator[Step]:
         yield tuple(filling)
 
 
-def _drawn(
-    arrived: Sequence[Arrived], ends: Sequence[int], turn: int
-) -> Iterator[tuple[Sequence[Arrived], float]]:
-    """LIKELY of the crowds that came at once, evenly over their tokens, and where in each (of 1). `ends` sums all."""
-    begin = turn * GOLDEN % 1
-    for number in range(LIKELY):
-        place = ends[-1] * (number + begin) / LIKELY
-        step = arrived[bisect_right(ends, place)].step
-        first, last = bisect_left(arrived, (step,)), bisect_left(arrived, (step + 1,))
-        crowd = arrived[first:last]
-        yield crowd, 1 - (ends[last - 1] - place) / sum(length for _, length in crowd)
+def _crowd(arrived: Sequence[Arrived], ends: Sequence[int], turn: int) -> tuple[Sequence[Arrived], float]:
+    """Those that came at once with the one at some place of all tokens, and where among theirs that is (of 1). `ends`
+    sums all."""
+    place = ends[-1] * _drawn(turn)
+    step = arrived[bisect_right(ends, place)].step
+    first, last = bisect_left(arrived, (step,)), bisect_left(arrived, (step + 1,))
+    crowd = arrived[first:last]
+    return crowd, 1 - (ends[last - 1] - place) / sum(length for _, length in crowd)
+
+
+def _drawn(turn: int) -> float:
+    """A place of [0, 1)."""
+    return turn * GOLDEN % 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 from splash.layout.change import Change
 from splash.layout.layouts import DP, TP, Placement, Projection
@@ -14,11 +15,11 @@ from splash.sched.target import Target
 def crossing(load: Load, new: Target, limits: Limits, ranks: int) -> Change:
     """What moves when all that is held goes from the present target to `new`."""
     old, held = load.present, _held(load)
-    if old.striped_from is None and new.striped_from is None:
-        held = [sum(held)]
     tokens: Counter[tuple[Placement, Placement]] = Counter()
-    for length in held:
-        tokens[old.layout_of(length).placement, new.layout_of(length).placement] += length
+    bounds = sorted({0, old.striped_from or 0, new.striped_from or 0})
+    from_there = [sum([n for n in held if n >= bound]) if bound else sum(held) for bound in bounds]
+    for bound, (tokens_from, longer) in zip(bounds, pairwise([*from_there, 0]), strict=True):
+        tokens[old.layout_of(bound).placement, new.layout_of(bound).placement] += tokens_from - longer
     fetches = new.layout.projection is Projection.FULL and old.layout.projection is not Projection.FULL
     return Change(
         ranks=ranks,

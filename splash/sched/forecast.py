@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, repeat
+from itertools import repeat
 from typing import Protocol
 
 from splash.layout.layouts import Layout, Placement, assigned
@@ -93,7 +93,7 @@ class Situation:
         """Steps that are looked ahead."""
         unfinished = [*(prompt for prompt in load.prompts if prompt[1]), *zip(repeat(0), load.waiting)]
         budget = max(1, limits.token_budget - min(load.running, limits.token_budget // 2))
-        self.at_hand = arriving.at_hand(unfinished, budget)
+        self.at_hand = arriving.at_hand(unfinished, budget, turn)
         self.coming = arriving.coming(load.arrived, load.step, self.window, budget, turn)
         self._future = pending
 
@@ -172,7 +172,7 @@ def forecasts(
 ) -> list[Forecast]:
     """Of the targets that can hold what runs. All steps are priced at once."""
     known, likely = situation.at_hand, situation.coming
-    drawn = _Drawn((*known.steps, *likely.steps), limits, prices.ranks)
+    drawn = _Drawn((known.step, likely.step), limits, prices.ranks)
     plans = [
         _plan(situation, target, drawn, limits, prices.ranks)
         for target in targets
@@ -180,10 +180,8 @@ def forecasts(
     ]
     seconds = iter(prices.steps_s([work for plan in plans for work in plan.works]))
     found = []
-    for plan in plans:
-        alone_s = next(seconds)
-        added = [max(0.0, step_s - alone_s) for step_s in islice(seconds, len(plan.works) - 1)]
-        known_s, likely_s = sum(added[: len(known.steps)]), sum(added[len(known.steps) :])
+    for plan, alone_s in zip(plans, seconds, strict=False):
+        known_s, likely_s = (max(0.0, next(seconds) - alone_s) for _ in (known, likely))
         per_token = known_s / max(1, known.drawn), likely_s / max(1, likely.drawn)
         found.append(Forecast(plan.target, plan.rows, alone_s, *per_token))
     return found
@@ -197,7 +195,7 @@ class _Plan:
     rows: int
     """Requests that decode in a step."""
     works: Sequence[Work]
-    """A step of them alone, and one with each drawn step's chunks."""
+    """A step of them alone, and one with the chunks of each drawn step."""
 
 
 def _holds(target: Target, situation: Situation, limits: Limits) -> bool:

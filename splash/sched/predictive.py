@@ -167,7 +167,7 @@ class PredictivePolicy:
         return Outlook(found.rows, crowd, found.decode_s * ratio, prompt_s * ratio)
 
     def _prompt_s(self, situation: Situation, found: Forecast) -> float:
-        """Of all prompts. Few steps are drawn from many prompts, so what they take is averaged over questions."""
+        """Of all prompts. One step is drawn from many prompts, so what it takes is averaged over questions."""
         known_s = self._averaged(self._known_s, found.target, situation.at_hand, found.known_token_s)
         likely_s = self._averaged(self._coming_s, found.target, situation.coming, found.likely_token_s)
         return known_s * situation.at_hand.tokens + likely_s * situation.coming.tokens
@@ -176,7 +176,7 @@ class PredictivePolicy:
         self, means: dict[Target, float], target: Target, prompts: Prompts, token_s: float
     ) -> float:
         """The running mean, in which a question counts for more the more of the prompts it has seen."""
-        if not prompts.steps:
+        if not prompts.step:
             return token_s
         mean_s = means.get(target, token_s)
         weight = max(self._caution.prompt_weight, prompts.seen)

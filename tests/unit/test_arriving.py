@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splash.sched.arriving import KNOWN, LIKELY, MAX_CHUNKS, Arrived, Piece, at_hand, coming
+from splash.sched.arriving import MAX_CHUNKS, Arrived, Piece, at_hand, coming
 
 UNFINISHED = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 300)), max_size=12)
 
@@ -23,19 +25,25 @@ def filled(unfinished: list[tuple[int, int]], budget: int) -> list[list[Piece]]:
     return steps
 
 
-@given(UNFINISHED, st.integers(1, 200))
-def test_prompts_at_hand_are_cut_as_steps_are_filled(unfinished: list[tuple[int, int]], budget: int) -> None:
+@given(UNFINISHED, st.integers(1, 200), st.integers(0, 100))
+def test_prompts_at_hand_are_cut_as_steps_are_filled(
+    unfinished: list[tuple[int, int]], budget: int, turn: int
+) -> None:
     """Red when a piece begins at the wrong token, is too long, or belongs to another prompt."""
-    prompts, every = at_hand(unfinished, budget), filled(unfinished, budget)
+    prompts, every = at_hand(unfinished, budget, turn), filled(unfinished, budget)
     assert prompts.tokens == sum(left for _, left in unfinished)
-    assert all(list(step) in every for step in prompts.steps)
-    assert len(prompts.steps) == min(KNOWN, len(every))
-    assert len(every) > KNOWN or [list(step) for step in prompts.steps] == every
+    assert list(prompts.step) in (every or [[]])
+    assert prompts.drawn == sum(piece.rows for piece in prompts.step)
+
+
+def test_every_step_of_the_prompts_at_hand_is_drawn_about_as_often() -> None:
+    """Red when turns draw the same step again and again."""
+    starts = Counter(at_hand([(0, 700)], 100, turn).step[0].start for turn in range(350))
+    assert starts == pytest.approx(dict.fromkeys(range(0, 700, 100), 50), abs=2)
 
 
 def test_a_step_has_no_more_pieces_than_are_worth_pricing() -> None:
-    (step,) = at_hand([(0, 1)] * 100, 1000).steps
-    assert len(step) == MAX_CHUNKS
+    assert len(at_hand([(0, 1)] * 100, 1000, turn=1).step) == MAX_CHUNKS
 
 
 def test_what_came_comes_again() -> None:
@@ -43,7 +51,7 @@ def test_what_came_comes_again() -> None:
     arrived = [Arrived(2 * number, 100) for number in range(65)]
     found = coming(arrived, 128, 64.0, 512, turn=1)
     assert found.tokens == 65 * 100 / 128 * 64
-    assert all(step == (Piece(0, 100, 100),) for step in found.steps)
+    assert found.step == (Piece(0, 100, 100),)
 
 
 def test_a_silence_is_expected_to_go_on_and_a_burst_not_to() -> None:
@@ -58,7 +66,7 @@ def test_a_silence_is_expected_to_go_on_and_a_burst_not_to() -> None:
 def test_those_that_came_together_share_a_step() -> None:
     """Red when prompts are strung together whenever they came."""
     arrived = [Arrived(step, 100) for step in range(10) for _ in range(3)]
-    assert all(len(step) == 3 for step in coming(arrived, 9, 64.0, 512, turn=1).steps)
+    assert len(coming(arrived, 9, 64.0, 512, turn=1).step) == 3
 
 
 @pytest.mark.parametrize("lengths", [[100] * 19 + [2000], [700] * 10 + [300] * 40, list(range(1, 2001, 80))])
@@ -66,8 +74,7 @@ def test_drawn_steps_stand_for_all_over_many_turns(lengths: list[int]) -> None:
     """Red when steps are drawn evenly over requests: short ones would be seen too often for their tokens."""
     arrived = [Arrived(number, length) for number, length in enumerate(lengths)]
     turns = 200
-    seen = [coming(arrived, len(arrived), 64.0, 512, turn).steps for turn in range(turns)]
-    assert all(len(steps) == LIKELY for steps in seen)
+    seen = [coming(arrived, len(arrived), 64.0, 512, turn).step for turn in range(turns)]
     long = sum(length for length in lengths if length > 512) / sum(lengths)
-    drawn = sum(step[0].length > 512 for steps in seen for step in steps) / (turns * LIKELY)
+    drawn = sum(step[0].length > 512 for step in seen) / turns
     assert drawn == pytest.approx(long, abs=0.02)
