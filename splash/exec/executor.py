@@ -46,10 +46,13 @@ def merged(results: Sequence[StepResult], *, check: bool) -> StepResult:
             assert (other.step, other.tokens) == (first.step, first.tokens), (
                 f"rank {rank} sampled {other.tokens} in step {other.step}, rank 0 {first.tokens} in {first.step}"
             )
-    return first._replace(
-        acks=tuple(chain.from_iterable([result.acks for result in results])),
-        started_s=min([result.started_s for result in results]),
-        ended_s=max([result.ended_s for result in results]),
+    return StepResult(
+        first.step,
+        first.tokens,
+        tuple(chain.from_iterable([result.acks for result in results])),
+        first.gaps,
+        min([result.started_s for result in results]),
+        max([result.ended_s for result in results]),
     )
 
 
