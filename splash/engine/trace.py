@@ -167,7 +167,7 @@ def _record(line: str, file: Path, number: int) -> Record:
     where = f"{file}:{number}"
     try:
         data = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         if number == 1:
             raise TraceError(
                 f"{file} is no trace; a trace is what `splash run --trace FILE` writes"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -55,7 +54,7 @@ def _is_trace(text: str) -> bool:
     if not first.startswith("{"):
         return bool(first)
     try:
-        keys = json.loads(first).keys()
+        keys = json_object(first).keys()
     except ValueError:
         return False
     return bool(keys & set(LENGTHS)) and not keys & {"prompt", "token_ids"}

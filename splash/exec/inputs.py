@@ -178,7 +178,8 @@ def _places(frame: Frame, *, only_decodes: bool) -> tuple[list[int], torch.Tenso
     sequences, spans = frame.sequences, frame.routes.spans
     if only_decodes:
         starts = [s.num_tokens - 1 for s in sequences]
-        positions, known = np.array(starts), np.array([s.last_token for s in sequences])
+        positions = np.array(starts, dtype=np.int64)
+        known = np.array([s.last_token for s in sequences], dtype=np.int64)
     else:
         starts = [span.start for span in spans]
         positions = np.concatenate([np.arange(span.start, span.end) for span in spans])

@@ -223,7 +223,7 @@ def _by_heads(decode: Decode, heads: Count) -> Count:
         flops = [*(kernel.value for kernel in kernels.values()), decode.flops.value]
         narrowest: Count = np.array(flops)[np.searchsorted(list(kernels), heads)]
         return narrowest
-    return next((kernel.value for most, kernel in kernels.items() if heads <= most), decode.flops.value)
+    return next((kernel.value for limit, kernel in kernels.items() if heads <= limit), decode.flops.value)
 
 
 def _one_row(rows: Count, kv_tokens: Count, per_token: Quantity | None) -> Seconds:

@@ -87,7 +87,7 @@ class Assignment:
     home: int = 0
 
     def __new__(cls, layout: Layout, home: int = 0) -> Assignment:
-        return _the_assignment(layout, home)
+        return _KNOWN.setdefault((layout, home), object.__new__(cls))  # in one step: ranks may be threads
 
     @property
     def has_home(self) -> bool:
@@ -106,9 +106,7 @@ class Assignment:
         return assigned, (self.layout, self.home)
 
 
-@cache
-def _the_assignment(layout: Layout, home: int) -> Assignment:
-    return object.__new__(Assignment)
+_KNOWN: dict[tuple[Layout, int], Assignment] = {}
 
 
 @cache

@@ -180,7 +180,8 @@ def forecasts(
     ]
     seconds = iter(prices.steps_s([work for plan in plans for work in plan.works]))
     found = []
-    for plan, alone_s in zip(plans, seconds, strict=False):
+    for plan in plans:
+        alone_s = next(seconds)
         known_s, likely_s = (max(0.0, next(seconds) - alone_s) for _ in (known, likely))
         per_token = known_s / max(1, known.drawn), likely_s / max(1, likely.drawn)
         found.append(Forecast(plan.target, plan.rows, alone_s, *per_token))

@@ -4,7 +4,7 @@ Plans are deltas. An executor mirrors per request {tokens, computed length, pres
 and per rank {resident shards}; a plan says only what changes, then which rows to compute. Whatever
 decides a collective (rows, assignments, methods) is in the plan, so all ranks agree on it.
 
-Order of effects within one plan: `gone`, `admits`, `residents`, `state_moves`, `grants`, `moves`, `shadows`,
+Order of effects within one plan: `residents`, `gone`, `admits`, `state_moves`, `grants`, `moves`, `shadows`,
 `flips`, `stages` (a flip ends a staging; a stage after it begins one or goes on with it); then the forward pass over
 `decodes` and `chunks`; then `copies`, in the background where the port can. Their acknowledgements may come
 with any later result.
@@ -144,10 +144,10 @@ class StepPlan(NamedTuple):
     """
 
     step: int
+    residents: tuple[Resident, ...] = ()
     gone: tuple[int, ...] = ()
     """Requests to forget; an id that the executor does not know is ignored."""
     admits: tuple[Admit, ...] = ()
-    residents: tuple[Resident, ...] = ()
     state_moves: tuple[StateMove, ...] = ()
     grants: tuple[PageGrant, ...] = ()
     shadows: tuple[Shadow, ...] = ()
@@ -190,7 +190,7 @@ class StepPlan(NamedTuple):
 
 
 _GRANTS, _FLIPS = map(StepPlan._fields.index, ("grants", "flips"))
-_CHANGES = slice(StepPlan._fields.index("gone"), StepPlan._fields.index("decodes"))
+_CHANGES = slice(StepPlan._fields.index("residents"), StepPlan._fields.index("decodes"))
 
 
 class StepResult(NamedTuple):

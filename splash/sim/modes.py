@@ -65,8 +65,8 @@ class Relay:
         self._held: SwitchDone | None = None
 
     def __call__(self, event: Event) -> None:
-        if self._decided is not None and isinstance(event, SwitchDone):
-            self._held = event
+        if self._decided is not None and self._held is None and isinstance(event, SwitchDone):
+            self._held = event  # the wished one: it is the first to end
             return
         for sink in self._sinks:
             sink(event)

@@ -44,6 +44,19 @@ def kv_share(old: str, new: str, groups: int) -> float:
     return (1 - 1 / groups) / RANKS if old == "tp" else F / RANKS
 
 
+@pytest.mark.parametrize(("old", "new"), PAIRS)
+def test_the_rest_of_a_half_full_page_is_zeroed(old: str, new: str) -> None:
+    """Red when a page that copies do not fill whole is taken for one that they do: what it held before would be read.
+    Copies are done here long before shadow writes have filled the last block."""
+    h = settled(old, [20, 33], block_size=16, slot_pages=1, copy_bytes_per_step=4096)
+    h.scheduler.set_target(new, "test")
+    h.settle()
+    assert {r.present.layout.name for r in h.scheduler.running.values()} == {new}
+    assert all(len(r.tokens) % 16 for r in h.scheduler.running.values()), (
+        "the last page is not full at the end"
+    )
+
+
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize(("old", "new"), PAIRS)
 def test_bytes_are_the_set_difference_and_the_matrix(old: str, new: str, groups: int) -> None:

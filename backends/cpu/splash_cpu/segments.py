@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 
 import torch
 
+from splash.core.errors import CapacityError
 from splash.hal.protocol import Communicator
 
 MADV_POPULATE_WRITE = 23
@@ -31,15 +33,22 @@ def share(comm: Communicator, num_bytes: int, *, name: str, populated: bool = Fa
     finally:
         os.close(own)
     if populated:
-        for segment in segments:
-            _populate(segment)
+        for rank, segment in enumerate(segments):
+            if rank != comm.rank:
+                _populate(segment)
     return segments
 
 
 def _populate(segment: mmap.mmap) -> None:
-    """Give every page its memory; a kernel before 5.14 does not know the advice, and waits for touches."""
-    with contextlib.suppress(OSError):
+    """Give every page its memory; a kernel before 5.14 does not know the advice, and waits for touches. CapacityError
+    if there is not so much memory."""
+    try:
         segment.madvise(MADV_POPULATE_WRITE)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise CapacityError(
+                f"no memory for a pool of {len(segment) >> 20} MiB ({error.strerror}); lower --kv-pages or --pool-mib"
+            ) from None
 
 
 def _map(pid: int, fd: int, num_bytes: int) -> mmap.mmap:
