@@ -40,6 +40,7 @@ def command() -> int:
 
 def _show_machine(console: Console) -> None:
     import splash
+    from splash.core.env import config_dir
 
     versions = ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
     console.print(f"splash   {splash.__version__}")
@@ -48,6 +49,7 @@ def _show_machine(console: Console) -> None:
     console.print(
         f"machine  {platform.system()} {platform.release()} {platform.machine()}, {_cores()}, {_memory()}"
     )
+    console.print(f"profiles of your own: {config_dir()}", soft_wrap=True, markup=False)
 
 
 def _show_port(console: Console, port: PortStatus) -> None:

@@ -69,8 +69,11 @@ def named_hardware(name: str) -> Here | Elsewhere:
 
 
 def _unknown(name: str, port: PortStatus | None, status: list[PortStatus], profiles: list[str]) -> str:
+    from splash.core.env import config_dir
+
     ports = [name for port in status for name in (port.name, *port.aliases)]
-    listed = f"ports: {', '.join(ports)}; hardware profiles to simulate: {', '.join(profiles)}, or a TOML file (--hw)"
+    listed = f"ports: {', '.join(ports)}; hardware profiles to simulate: {', '.join(profiles)},"
+    listed += f" those in {config_dir()}, or a TOML file (--hw)"
     if port is not None:
         return f"no {name} device here ({port.problem}), and no hardware profile of that name; {listed}"
     hint = closest(name.casefold(), sorted({*ports, *profiles}))

@@ -296,17 +296,20 @@ OPTIONS = (
     ),
     click.option(
         "--temperature",
-        type=Finite(),
+        type=FROM_ZERO,
         default=0.0,
         show_default=True,
         help="0 is greedy, whatever generation_config.json says.",
     ),
-    click.option("--top-k", type=Whole(), default=0, help="Keep the k most likely tokens; 0 keeps all."),
+    click.option("--top-k", type=Whole(min=0), default=0, help="Keep the k most likely tokens; 0 keeps all."),
     click.option(
-        "--top-p", type=Finite(), default=1.0, help="Keep the likeliest tokens that make up this probability."
+        "--top-p", type=SHARE, default=1.0, help="Keep the likeliest tokens that make up this probability."
     ),
     click.option(
-        "--min-p", type=Finite(), default=0.0, help="Keep tokens this likely, relative to the best."
+        "--min-p",
+        type=Finite(min=0, max=1),
+        default=0.0,
+        help="Keep tokens this likely, relative to the best.",
     ),
     click.option(
         "--seed",
@@ -352,7 +355,7 @@ OPTIONS = (
     ),
     click.option(
         "--copy-share",
-        type=Finite(),
+        type=SHARE,
         default=SCHEDULER.copy_share,
         help="Share of a step's time that background copies may take; simulated: of the copy bandwidth."
         + _default(f"{SCHEDULER.copy_share:g}", f"{COPY_SHARE:g}"),

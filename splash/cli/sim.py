@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,41 @@ if TYPE_CHECKING:
     from splash.sim.workload import Workload
 
 
-@click.command("sim")
+class _Simulation(click.Command):
+    """Knows the parameters of the named workloads: they are listed in the help, and none of them is an option."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Parameters of --workload, as in burst:rate=30,duration_s=60"):
+            formatter.write_dl(
+                [
+                    (name, ", ".join(f"{key}={default}" for key, default in given.items()))
+                    for name, given in _parameters().items()
+                ]
+            )
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            word = error.option_name.lstrip("-").replace("-", "_")
+            for name, given in _parameters().items():
+                if key := next((key for key in (word, f"{word}_s") if key in given), None):
+                    raise click.UsageError(
+                        f"no such option: {error.option_name}; it is a parameter of a workload, as in"
+                        f" --workload {name}:{key}={given[key]}",
+                        ctx,
+                    ) from None
+            raise
+
+
+def _parameters() -> dict[str, dict[str, Any]]:
+    """Of each named workload, with their defaults."""
+    from splash.sim.generators import GENERATORS
+
+    return {name: {field.name: field.default for field in fields(kind)} for name, kind in GENERATORS.items()}
+
+
+@click.command("sim", cls=_Simulation)
 @with_deployment
 @click.option(
     "--workload",

@@ -7,6 +7,7 @@ lists in rank order, so that an event is plain data; `to_json` and `from_json` r
 from __future__ import annotations
 
 import builtins
+import sys
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -318,11 +319,11 @@ def _hints(name: str) -> dict[str, Any]:
 
 
 def _fits(value: object, hint: Any) -> bool:
-    """Whether plain data is what a field's type says; a whole number will do for any number."""
+    """Whether plain data is what a field's type says; any number that is finite will do for a float."""
     inner = get_args(hint)
     match get_origin(hint):
         case None:
-            return type(value) is hint or (hint is float and type(value) is int)
+            return _is_finite(value) if hint is float else type(value) is hint
         case types.UnionType:
             return any(_fits(value, each) for each in inner)
         case builtins.list:
@@ -331,7 +332,14 @@ def _fits(value: object, hint: Any) -> bool:
             return isinstance(value, dict) and all(_fits(item, inner[1]) for item in value.values())
 
 
+def _is_finite(value: object) -> bool:
+    """Whether it is a number that a float can hold; false for NaN."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
+
+
 def _said(hint: Any) -> str:
     if isinstance(hint, types.UnionType):
         return " or ".join(map(_said, get_args(hint)))
-    return KINDS[get_origin(hint) or hint]
+    if inner := get_args(hint):
+        return f"{KINDS[get_origin(hint)]}, each {_said(inner[-1])}"
+    return "a finite number" if hint is float else KINDS[hint]

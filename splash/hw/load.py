@@ -30,9 +30,10 @@ def load_profile(name: str | Path, *, user_folder: Path | None = None) -> Hardwa
     known = files if name in files else profile_aliases(user_folder=user_folder) | files
     found = next((known[each] for each in (name, name.casefold()) if each in known), None)
     if found is None:
+        own = f"; yours are looked for in {user_folder}" if user_folder is not None else ""
         raise ProfileError(
             f"unknown hardware profile '{name}'{closest(name.casefold(), known)}; "
-            f"known: {', '.join(sorted(known))}; a path to a TOML file works too (--hw)"
+            f"known: {', '.join(sorted(known))}{own}; a path to a TOML file works too (--hw)"
         )
     return read_profile(found)
 

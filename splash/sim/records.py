@@ -100,7 +100,7 @@ def _json_rows(text: str, file: Path) -> Iterator[Row]:
 def json_object(line: str, *, parse_constant: Callable[[str], Any] | None = None) -> dict[str, Any]:
     """The object on a line of JSON, `parse_constant` as of `json.loads`; ValueError says at which column it is none."""
     try:
-        value = json.loads(line, parse_constant=parse_constant)
+        value = json.loads(line.rstrip("\r\n"), parse_constant=parse_constant)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON, at column {error.colno}: {error.msg}") from None
     except RecursionError:

@@ -118,8 +118,9 @@ def _ranks(ranks: Sequence[RankState]) -> list[str]:
         free = f"{_span(percents)} % of pages free"
     words = dict.fromkeys(word for rank in ranks for word in sorted(rank.slots, key="own".__ne__))
     slots = [f"{_span([rank.slots.count(word) for rank in ranks])} {clean(word)}" for word in words]
-    rows = _span([rank.rows for rank in ranks])
-    return [f"{plural(len(ranks), 'rank')}: {' '.join(slots) or 'slots N/A'}, {free}, {rows} rows"]
+    numbers = [rank.rows for rank in ranks]
+    rows = f"{_span(numbers)} {'row' if set(numbers) == {1} else 'rows'}"
+    return [f"{plural(len(ranks), 'rank')}: {' '.join(slots) or 'slots N/A'}, {free}, {rows}"]
 
 
 def _span(numbers: Sequence[int]) -> str:

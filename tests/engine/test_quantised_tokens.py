@@ -9,6 +9,7 @@ import torch
 from click.testing import CliRunner
 
 from splash.cli.doctor import command
+from splash.core.env import config_dir
 from splash.exec.weights import tensor_bytes
 from splash.model.checkpoint import open_checkpoint
 from splash.model.loader import load_rank, load_shard
@@ -77,4 +78,5 @@ def test_the_doctor_says_what_a_port_keeps_quantised() -> None:
     """Red when the choice is made silently."""
     said = CliRunner().invoke(command).output
     assert "weights: fp8, int8 dequantised when loaded" in said
+    assert f"profiles of your own: {config_dir()}" in said
     assert "KV: float32, bfloat16, fp8 (fp8 for latent attention, unpacked at each read)" in said

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from splash import cli
 from splash.cli.sim_report import report_page
 from splash.cli.sim_table import MAX_SWITCHES, show_results
 from splash.core.errors import ConfigError
+from splash.sim.generators import GENERATORS
 from splash.sim.result import RunResult
 from tests.sim.results_made import run
 
@@ -188,3 +189,17 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     with pytest.raises(ConfigError, match=r"pip install plotly"):
         report_page([run()], title="t", note="n")
+
+
+def test_the_help_lists_what_a_workload_can_be_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """Red when a parameter of a workload is found in the source only, or an option far from it is proposed instead."""
+    with pytest.raises(SystemExit):
+        cli.main(["sim", "--help"])
+    words = capsys.readouterr().out.replace(",", " ").split()
+    for kind in GENERATORS.values():
+        assert {f"{field.name}={field.default}" for field in fields(kind)} <= set(words)
+    with pytest.raises(SystemExit):
+        cli.main(["sim", "--duration", "20"])
+    error = capsys.readouterr().err
+    assert "--workload burst:duration_s=600" in error
+    assert "--rate" not in error

@@ -85,14 +85,18 @@ def test_a_profile_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert named_hardware(str(tmp_path / "mine.toml")) == Elsewhere("mine", str(tmp_path / "mine.toml"), "")
 
 
-def test_unknown_hardware_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_hardware_lists_what_there_is(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Red when a typing error does not show ports, profiles and the closest name."""
+    monkeypatch.setenv("SPLASH_CONFIG_DIR", str(tmp_path))
     assert _run("--hw", "b20") == 2
     error = capsys.readouterr().err
     assert re.match(
         r"splash: unknown hardware 'b20' \(did you mean 'b200'\?\); ports: .*cpu.*; hardware prof", error
     )
     assert "bw1000" in error
+    assert f"those in {tmp_path}" in error
     assert "dcu" in error
     assert _run("--hw", "./nothing.toml") == 2
     assert "nothing.toml" in capsys.readouterr().err

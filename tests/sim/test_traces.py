@@ -163,6 +163,7 @@ LINE = '{"arrival_s": 0, "prompt_tokens": 5, "output_tokens": 5}\n'
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,5,5\nNaT,5,5\n", 3, "'NaT'; it must be a date"),
         ("[]", 1, "a JSON array; write one object a line"),
         (LINE + "{", 2, "not JSON, at column 2: "),
+        ('{"prompt": "hi"\n', 1, "not JSON, at column 16: "),
         (LINE + "5\n", 2, "expected a JSON object, found a whole number"),
         (LINE + '{"arrival_s": 1, "prompt_tokens": 5}\n', 2, "output_tokens is missing"),
         (LINE + '{"arrival_s": NaN, "prompt_tokens": 5, "output_tokens": 5}\n', 2, "arrival_s is nan"),

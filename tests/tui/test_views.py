@@ -10,10 +10,11 @@ from rich.console import Console
 from splash.core import events as e
 from splash.tui.palette import LAYOUT_LETTERS
 from splash.tui.plain import status_line
-from splash.tui.state import Snapshot, ViewState
+from splash.tui.state import RankState, Snapshot, ViewState
 from splash.tui.view import Frame, draw, last_look
 from splash.tui.views.lines import apportion
 from splash.tui.views.ranks import strip
+from splash.tui.views.requests import requests, rows_of_step
 from splash.tui.views.transitions import arrow
 from tests.tui.stream import Run
 
@@ -253,3 +254,21 @@ def test_nobody_is_said_to_be_where_all_are() -> None:
     text = text_of(state.snapshot(), 160, 45)
     assert "no switch is open" in text
     assert "all 0" not in text
+
+
+def test_one_row_is_no_plural() -> None:
+    """Red when a single row is called `1 rows`, in the view or in plain lines."""
+    state = ViewState()
+    for event in Run(ranks=1, requests=1, switches=()).events():
+        state.fold(event)
+        if isinstance(event, e.StepDone):
+            break
+    view = replace(
+        state.snapshot(),
+        ranks=(RankState(["own"], {"free": 1}, 1),),
+        rows_by_layout={"tp": 1},
+        prefill_rows=1,
+    )
+    assert status_line(view).endswith(", 1 row")
+    assert rows_of_step(view).plain.endswith(" 1 prefill row")
+    assert any(line.plain.rstrip().endswith(" 1 row") for line in requests(view, 80, 10))

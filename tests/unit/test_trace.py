@@ -1,6 +1,7 @@
 """Traces: what is written is read back equal, digests are stable, and a bad line is named by file and line."""
 
 import json
+import math
 import pickle
 from pathlib import Path
 
@@ -120,11 +121,21 @@ def _asked(**wrong: object) -> str:
         ('{"kind": "nonsense"}', "unknown kind 'nonsense'"),
         ('{"kind": [1]}', "unknown kind [1]"),
         ('{"kind": "event", "event": {}}', "unknown event {}"),
-        (_first_token(t="soon"), "t is 'soon'; it must be a number"),
+        (_first_token(t="soon"), "t is 'soon'; it must be a finite number"),
+        (_first_token(t=math.nan), "t is nan; it must be a finite number"),
+        (_first_token(ttft_s=math.inf), "ttft_s is inf; it must be a finite number"),
+        (_first_token(t=10**400), "t is 1000"),
+        (
+            _asked(predicted={"tp": math.nan}),
+            "predicted is {'tp': nan}; it must be an object, each a finite number",
+        ),
         (_first_token(request=1.5), "request is 1.5; it must be a whole number"),
         (_first_token(request=True), "request is True; it must be a whole number"),
-        (_asked(predicted={"tp": "slow"}), "predicted is {'tp': 'slow'}; it must be an object"),
-        (_asked(observed_s=[]), "observed_s is []; it must be a number or null"),
+        (
+            _asked(predicted={"tp": "slow"}),
+            "predicted is {'tp': 'slow'}; it must be an object, each a finite number",
+        ),
+        (_asked(observed_s=[]), "observed_s is []; it must be a finite number or null"),
         (
             '{"kind": "step", "digest": "", "planned_s": 1, "collected_s": 2, "result": 5}',
             "a field of step is not what",

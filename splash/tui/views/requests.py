@@ -6,7 +6,7 @@ from rich.text import Text
 
 from splash.tui import palette
 from splash.tui.state import Snapshot
-from splash.tui.units import show_count
+from splash.tui.units import plural, show_count
 from splash.tui.views.lines import Part, apportion, line, spread
 
 
@@ -20,7 +20,8 @@ def requests(view: Snapshot, width: int, height: int) -> list[Text]:
 def rows_of_step(view: Snapshot) -> Text:
     """The kinds of rows in the last step."""
     text = line((show_count(view.decode_rows), palette.STRONG), (" decode  ", palette.LABEL))
-    return text.append(show_count(view.prefill_rows), palette.STRONG).append(" prefill rows", palette.LABEL)
+    noun = " prefill row" if view.prefill_rows == 1 else " prefill rows"
+    return text.append(show_count(view.prefill_rows), palette.STRONG).append(noun, palette.LABEL)
 
 
 def _stacked(view: Snapshot, width: int) -> Text:
@@ -57,9 +58,7 @@ def _by_layout(view: Snapshot, width: int) -> list[Text]:
         number, letter = view.running.get(name, 0), palette.letter(name)
         text = line((f"{letter} {name:<9}", palette.ink(name) if number else palette.FAINT))
         fill = (letter, palette.cell(name))
-        lines.append(
-            _bar(text, fill, number, most, f"{show_count(view.rows_by_layout.get(name, 0))} rows", width)
-        )
+        lines.append(_bar(text, fill, number, most, plural(view.rows_by_layout.get(name, 0), "row"), width))
     waiting = line((f"{'  waiting':<11}", palette.LABEL if view.waiting else palette.FAINT))
     lines.append(_bar(waiting, ("░", palette.FAINT), view.waiting, most, "", width))
     return lines

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -51,6 +52,8 @@ def test_a_users_profile_wins_and_a_path_needs_no_name(tmp_path: Path) -> None:
     assert load_profile("cpu").summary != "mine"
     assert load_profile(str(tmp_path / "desk.toml")).name == "desk"
     assert set(known_profiles(user_folder=tmp_path)) >= {"cpu", "desk"}
+    with pytest.raises(ProfileError, match=f"yours are looked for in {re.escape(str(tmp_path))};"):
+        load_profile("nowhere", user_folder=tmp_path)
 
 
 _ONE = {"value": 1, "source": "assumed: for a test"}
