@@ -137,15 +137,20 @@ class KVStore:
 
     def keep_only(self, blocks: Sequence[Block], at: Assignment, last_step: int) -> None:
         """A request's blocks are at rest under `at`: their copies there are LIVE, all others retire."""
-        pools, ranks = self.pools, self.topo.ranks
+        ranks = self.topo.ranks
         period = [self.keys(at, index) for index in range(ranks)]
+        kept: list[list[int]] = [[] for _ in range(ranks)]
+        left: list[list[int]] = [[] for _ in range(ranks)]
         for index, block in enumerate(blocks):
             wanted, copies = period[index % ranks], block.copies
             if len(copies) > len(wanted):
                 for key in [k for k in copies if k not in wanted]:
-                    self.retire(key[1], copies.pop(key), last_step)
+                    left[key[1]].append(copies.pop(key))
             for key in wanted:
-                pools[key[1]].set_state(copies[key], PageState.LIVE)
+                kept[key[1]].append(copies[key])
+        for pool, pages, retiring in zip(self.pools, kept, left, strict=True):
+            pool.set_states(pages, PageState.LIVE)
+            self._retire(pool, retiring, last_step)
 
     def retire(self, rank: int, page: int, last_step: int) -> None:
         """Free `page` once step `last_step` is collected and nothing pins it."""
@@ -154,11 +159,17 @@ class KVStore:
 
     def retire_blocks(self, blocks: Iterable[Block], last_step: int) -> None:
         """Free all pages of a request's blocks once step `last_step` is collected."""
-        pools, retiring = self.pools, self._retiring
+        pages: list[list[int]] = [[] for _ in self.pools]
         for block in blocks:
             for (_, rank), page in block.copies.items():
-                pools[rank].set_state(page, PageState.RETIRING)
-                retiring.append((last_step, rank, page))
+                pages[rank].append(page)
+        for pool, retiring in zip(self.pools, pages, strict=True):
+            self._retire(pool, retiring, last_step)
+
+    def _retire(self, pool: PagePool, pages: Sequence[int], last_step: int) -> None:
+        pool.set_states(pages, PageState.RETIRING)
+        rank = pool.rank
+        self._retiring += [(last_step, rank, page) for page in pages]
 
     def collect(self, step: int) -> bool:
         """Free retiring pages whose last reader is step `step` or earlier; whether there were any."""

@@ -5,7 +5,7 @@ Pure accounting; the bytes lie elsewhere. Exactly one state a page; pins are cou
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 from splash.core.errors import CapacityError
@@ -103,6 +103,14 @@ class PagePool:
         self._counts[self._states[page]] -= 1
         self._counts[state] += 1
         self._states[page] = state
+
+    def set_states(self, pages: Sequence[int], state: PageState) -> None:
+        """`set_state` of many: a flip changes hundreds at once."""
+        states, counts, value = self._states, self._counts, int(state)
+        for page in pages:
+            counts[states[page]] -= 1
+            states[page] = value
+        counts[value] += len(pages)
 
     def state(self, page: int) -> PageState:
         return PageState(self._states[page])
