@@ -20,7 +20,11 @@ from splash.cli.numbers import FROM_ZERO
 )
 @click.option("--no-tui", is_flag=True, help="Plain lines instead of the live view.")
 def command(file: Path, speed: float, no_tui: bool) -> None:
-    """Play a trace, as `splash run --trace FILE` writes it, in the live view; - is standard input."""
+    """Play a trace, as `splash run --trace FILE` writes it, in the live view; - is standard input.
+
+    Of a trace that is cut short, or has a line that is none, what stands before is played and summed up; then a line
+    says so, and the exit code is 2.
+    """
     from rich.console import Console
 
     from splash.cli import Interrupted
@@ -28,15 +32,16 @@ def command(file: Path, speed: float, no_tui: bool) -> None:
     from splash.cli.summary import show_report
     from splash.core.events import EVENT_TYPES
     from splash.engine.report import RunReport
-    from splash.engine.trace import read_trace
+    from splash.engine.trace import TraceError, read_trace
     from splash.tui.live import open_view
+    from splash.tui.units import show_clock
 
     events = tuple(EVENT_TYPES.values())
     records = read_trace(file)
     next(records)  # its header: what is no trace is refused before the screen changes
     console = Console()
     report = RunReport()
-    pace = Pace(speed)
+    pace, last = Pace(speed), 0.0
     stopped: BaseException | None = None
     with open_view(console, plain=no_tui, speed=speed or 1.0) as view:
         try:
@@ -45,8 +50,13 @@ def command(file: Path, speed: float, no_tui: bool) -> None:
                     pace.wait(record.t)
                     view.sink(record)
                     report.event(record)
-        except (KeyboardInterrupt, Interrupted) as signalled:
-            stopped = signalled
+                    last = record.t
+            if report.finished is None:
+                raise TraceError(
+                    f"{file} was cut short, {show_clock(last)} after its run began: it has no end"
+                )
+        except (KeyboardInterrupt, Interrupted, TraceError) as early:
+            stopped = early
     show_report(console, report)
     if stopped is not None:
         raise stopped

@@ -6,15 +6,11 @@ lists in rank order, so that an event is plain data; `to_json` and `from_json` r
 
 from __future__ import annotations
 
-import builtins
-import sys
-import types
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
-from functools import cache
-from typing import Any, get_args, get_origin, get_type_hints
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from splash.core.errors import KINDS
+from splash.core.plain import made
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,48 +294,4 @@ def from_json(data: Mapping[str, Any]) -> Event:
     name = data.get("event")
     if not isinstance(name, str) or name not in EVENT_TYPES:
         raise ValueError(f"unknown event {name!r}; known: {', '.join(EVENT_TYPES)}")
-    cls = EVENT_TYPES[name]
-    given = {k: v for k, v in data.items() if k != "event"}
-    known = {f.name for f in fields(cls)}
-    needed = {f.name for f in fields(cls) if f.default is MISSING}
-    if odd := sorted((needed - set(given)) | (set(given) - known)):
-        raise ValueError(f"event {name}: missing or unknown fields: {', '.join(odd)}")
-    hints = _hints(name)
-    for field, value in given.items():
-        if not _fits(value, hints[field]):
-            raise ValueError(f"event {name}: {field} is {value!r}; it must be {_said(hints[field])}")
-    values: dict[str, Any] = {k: float(v) if hints[k] is float else v for k, v in given.items()}
-    return cls(**values)
-
-
-@cache
-def _hints(name: str) -> dict[str, Any]:
-    """The types of an event's fields."""
-    return get_type_hints(EVENT_TYPES[name])
-
-
-def _fits(value: object, hint: Any) -> bool:
-    """Whether plain data is what a field's type says; any number that is finite will do for a float."""
-    inner = get_args(hint)
-    match get_origin(hint):
-        case None:
-            return _is_finite(value) if hint is float else type(value) is hint
-        case types.UnionType:
-            return any(_fits(value, each) for each in inner)
-        case builtins.list:
-            return isinstance(value, list) and all(_fits(item, inner[0]) for item in value)
-        case _:
-            return isinstance(value, dict) and all(_fits(item, inner[1]) for item in value.values())
-
-
-def _is_finite(value: object) -> bool:
-    """Whether it is a number that a float can hold; false for NaN."""
-    return type(value) in (int, float) and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
-
-
-def _said(hint: Any) -> str:
-    if isinstance(hint, types.UnionType):
-        return " or ".join(map(_said, get_args(hint)))
-    if inner := get_args(hint):
-        return f"{KINDS[get_origin(hint)]}, each {_said(inner[-1])}"
-    return "a finite number" if hint is float else KINDS[hint]
+    return made(EVENT_TYPES[name], {k: v for k, v in data.items() if k != "event"}, f"event {name}")

@@ -27,7 +27,7 @@ from typing import Any, TextIO
 
 from splash.core.errors import SplashError, file_errors
 from splash.core.events import Event, from_json, to_json
-from splash.core.params import SamplingParams
+from splash.core.plain import made
 from splash.core.request import Request
 from splash.sched.step import StepPlan, StepResult
 
@@ -182,37 +182,28 @@ def _record(line: str, file: Path, number: int) -> Record:
         raise TraceError(f"{where}: unknown kind {kind!r}; known: {', '.join(_PARSERS)}")
     try:
         return _PARSERS[kind](data)
-    except KeyError as error:
-        raise TraceError(f"{where}: {kind} lacks the field {error}") from None
-    except (TypeError, AttributeError):  # of a constructor, in Python's words
-        raise TraceError(f"{where}: a field of {kind} is not what this splash writes there") from None
     except (ValueError, SplashError) as error:
         raise TraceError(f"{where}: {error}") from None
 
 
 def _header(data: dict[str, Any]) -> Header:
-    if data["version"] != VERSION:
-        raise ValueError(f"the trace has version {data['version']}, this splash reads {VERSION}")
-    return Header(data["splash"], data["model"], data["config"])
+    version = data.pop("version", None)
+    if version != VERSION:
+        raise ValueError(f"the trace has version {version}, this splash reads {VERSION}")
+    return made(Header, data, "header")
 
 
 def _submit(data: dict[str, Any]) -> Submitted:
-    given = data["params"]
-    params = SamplingParams(**{**given, "stop_token_ids": tuple(given["stop_token_ids"])})
-    request = Request(data["id"], tuple(data["prompt"]), params, data["arrival_s"])
-    return Submitted(data["step"], request, tuple(data["forced"]))
-
-
-def _step(data: dict[str, Any]) -> Stepped:
-    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data["result"].items()}
-    return Stepped(data["digest"], data["planned_s"], data["collected_s"], StepResult(**given))
+    """A request's fields stand beside those of its submit."""
+    given: dict[str, Any] = {name: data.pop(name) for name in ("step", "forced") if name in data}
+    return made(Submitted, given | {"request": data}, "submit")
 
 
 _PARSERS: dict[str, Callable[[dict[str, Any]], Record]] = {
     "header": _header,
     "event": from_json,
     "submit": _submit,
-    "abort": lambda data: Aborted(data["step"], data["request"]),
-    "target": lambda data: Retargeted(data["step"], data["layout"], data["reason"]),
-    "step": _step,
+    "abort": lambda data: made(Aborted, data, "abort"),
+    "target": lambda data: made(Retargeted, data, "target"),
+    "step": lambda data: made(Stepped, data, "step"),
 }

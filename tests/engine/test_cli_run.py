@@ -140,6 +140,27 @@ def test_a_trace_is_replayed(capsys: pytest.CaptureFixture[str], model: Path, tm
     assert told[told.index("Run") :] == again[again.index("Run") :]
 
 
+def test_a_trace_that_was_cut_short_says_so(
+    capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
+) -> None:
+    """Red when the trace of a run that was killed is replayed as if it were whole, or shows no table of what there is:
+    cut between two lines or within one."""
+    trace = tmp_path / "run.trace"
+    assert _run("run", "--model", model, "--prompt", "5 6", "--max-tokens", 8, "--trace", trace) == 0
+    lines = trace.read_text().splitlines(keepends=True)
+    capsys.readouterr()
+    for rest, complaint in [
+        ("", f"{trace} was cut short"),
+        (lines[-1][:20], f"{trace}:{len(lines)}: not JSON"),
+    ]:
+        trace.write_text("".join(lines[:-1]) + rest)
+        assert _run("replay", trace, "--speed", 0) == 2
+        shown = capsys.readouterr()
+        assert "Run, up to here" in shown.out
+        assert shown.err.startswith(f"splash: {complaint}")
+        assert shown.err.count("\n") == 1
+
+
 def test_a_workload_file(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path) -> None:
     """Red when a file's requests are not served as they say."""
     file = tmp_path / "load.jsonl"

@@ -112,6 +112,18 @@ def _asked(**wrong: object) -> str:
     return json.dumps({"kind": "event", "event": "PolicyAsked", **fields, **wrong})
 
 
+def _step(**wrong: object) -> str:
+    return json.dumps(
+        {"kind": "step", "digest": "", "planned_s": 1, "collected_s": 2, "result": {"step": 1}, **wrong}
+    )
+
+
+def _submit(**wrong: object) -> str:
+    return json.dumps(
+        {"kind": "submit", "step": 0, "id": 1, "prompt": [1], "params": {}, "forced": [], **wrong}
+    )
+
+
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
@@ -136,17 +148,32 @@ def _asked(**wrong: object) -> str:
             "predicted is {'tp': 'slow'}; it must be an object, each a finite number",
         ),
         (_asked(observed_s=[]), "observed_s is []; it must be a finite number or null"),
+        (_step(result=5), "step: result is 5; it must be an object"),
+        (_step(planned_s=math.nan), "step: planned_s is nan; it must be a finite number"),
+        (_step(digest=0), "step: digest is 0; it must be text"),
+        (_step(result={}), "step: result: missing or unknown fields: step"),
+        (_step(result={"step": 1, "started_s": math.inf}), "started_s is inf; it must be a finite number"),
         (
-            '{"kind": "step", "digest": "", "planned_s": 1, "collected_s": 2, "result": 5}',
-            "a field of step is not what",
+            _step(result={"step": 1, "tokens": [0.5]}),
+            "tokens is [0.5]; it must be a list, each a whole number",
         ),
-        ('{"kind": "abort", "step": 1}', "abort lacks the field 'request'"),
+        (_step(result={"step": 1, "gaps": [math.nan]}), "gaps is [nan]; it must be a list, each a finite"),
+        (_submit(arrival_s=math.nan), "submit: request: arrival_s is nan; it must be a finite number"),
+        (_submit(step="2"), "submit: step is '2'; it must be a whole number"),
+        (_submit(prompt=[1, None]), "request: prompt is [1, None]; it must be a list, each a whole number"),
+        (_submit(prompt=[0.5] * 9999), "…; it must be a list, each a whole number"),
+        (_submit(params={}, forced=5), "submit: forced is 5; it must be a list, each a whole number"),
+        (_submit(params={"top_p": math.nan}), "params: top_p is nan; it must be a finite number"),
+        (_submit(params={"max_tokens": 1.5}), "params: max_tokens is 1.5; it must be a whole number"),
+        (_submit(params={"max_tokens": 0}), "max_tokens is 0; it must be at least 1"),
+        ('{"kind": "abort", "step": 1}', "abort: missing or unknown fields: request"),
+        ('{"kind": "target", "step": 1, "layout": 3, "reason": ""}', "layout is 3; it must be text"),
         ("[1, 2]", "unknown kind None"),
         ('{"kind": "header"}', "expected a record"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, complaint: str) -> None:
-    """Red when the reader skips a bad line or cannot say where it is."""
+    """Red when the reader skips a bad line, takes a wrong type or NaN for a value, or cannot say where it is."""
     file = _written(tmp_path)
     lines = file.read_text().splitlines()
     file.write_text("\n".join([lines[0], line, *lines[1:]]) + "\n")
@@ -154,6 +181,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, complaint: str) -> None:
         list(read_trace(file))
     assert f"{file}:2: " in str(error.value)
     assert complaint in str(error.value)
+    assert len(str(error.value)) < 400
 
 
 def test_records_before_a_torn_end_are_read(tmp_path: Path) -> None:
