@@ -58,13 +58,17 @@ def shipped_folder() -> Path:
 
 
 def read_profile(file: Path) -> HardwareProfile:
-    """The profile in a TOML file; raises ProfileError with the file and the key of what is wrong."""
+    """The profile in a TOML file; raises ProfileError with the file, the key of what is wrong, and the option that
+    names another."""
+    with file_errors(f"read the hardware profile {file}", ProfileError, "--hw"):
+        data = file.read_bytes()
     try:
-        with file_errors(f"read the hardware profile {file}", ProfileError):
-            table = tomllib.loads(file.read_text(encoding="utf-8"))
+        table = tomllib.loads(data.decode("utf-8"))
+        return profile_from_table(table, name=file.stem, where=str(file))
     except ValueError as error:
-        raise ProfileError(f"{file} is not valid TOML: {error}") from None
-    return profile_from_table(table, name=file.stem, where=str(file))
+        raise ProfileError(f"{file} is not valid TOML: {error} (--hw)") from None
+    except ProfileError as error:
+        raise ProfileError(f"{error} (--hw)") from None
 
 
 def profile_from_table(table: Mapping[str, Any], *, name: str, where: str) -> HardwareProfile:

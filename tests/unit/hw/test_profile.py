@@ -137,10 +137,19 @@ def test_shipped_names_and_aliases_are_all_different() -> None:
     assert len({*claims, *known_profiles()}) == len(claims) + len(known_profiles())
 
 
-def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
-    """Red when an OSError or a TOML error escapes."""
-    with pytest.raises(ProfileError, match=r"nowhere\.toml: No such file"):
-        load_profile(tmp_path / "nowhere.toml")
-    (tmp_path / "half.toml").write_text("[memory\n")
-    with pytest.raises(ProfileError, match=r"half\.toml is not valid TOML: .*line 1"):
-        load_profile(tmp_path / "half.toml")
+def test_an_unreadable_file_is_named_with_the_option(tmp_path: Path) -> None:
+    """Red when an OSError or a TOML error escapes, or nobody is told that --hw names another profile: of a path, or of
+    one's own by name."""
+    for name, content, complaint in [
+        ("nowhere", None, r"nowhere\.toml: No such file.* \(--hw\)$"),
+        ("half", b"[memory\n", r"half\.toml is not valid TOML: .*line 1.* \(--hw\)$"),
+        ("binary", b"\xff", r"binary\.toml is not valid TOML: .* \(--hw\)$"),
+        ("odd", b"sumary = 'x'\n", r"odd\.toml: unknown key 'sumary'.* \(--hw\)$"),
+    ]:
+        file = tmp_path / f"{name}.toml"
+        if content is not None:
+            file.write_bytes(content)
+        for asked in (file, name) if content is not None else (file,):
+            with pytest.raises(ProfileError, match=complaint):
+                load_profile(asked, user_folder=tmp_path)
+        file.unlink(missing_ok=True)
