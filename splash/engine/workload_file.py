@@ -10,7 +10,7 @@ from typing import Any
 
 from splash.core.errors import KINDS, ConfigError, file_errors
 from splash.engine.items import PARAMETERS, Item, MadeUp, When
-from splash.sim.records import TraceError, json_object
+from splash.sim.records import RequestFileError, json_object
 from splash.sim.traces import LENGTHS, read_trace
 from splash.sim.workload import Workload
 
@@ -44,7 +44,7 @@ def read_workload(file: Path) -> list[Item]:
         return _trace_items(read_trace(file))
     items = list(_items(text.splitlines(), file))
     if not items:
-        raise TraceError(file, 1, "there is no request; write one JSON object a line")
+        raise RequestFileError(file, 1, "there is no request; write one JSON object a line")
     return items
 
 
@@ -86,7 +86,7 @@ def _items(lines: list[str], file: Path) -> Iterator[Item]:
             if item.when.time_s < last.time_s or item.when.step < last.step:
                 raise ValueError("it arrives before the request above it; sort the lines by arrival")
         except ValueError as error:
-            raise TraceError(file, number, str(error)) from None
+            raise RequestFileError(file, number, str(error)) from None
         last = item.when
         yield item
 

@@ -30,7 +30,7 @@ class Records:
     rows: tuple[Row, ...]
 
 
-class TraceError(ConfigError):
+class RequestFileError(ConfigError):
     """A file of requests is not usable; the message begins with the file and the line."""
 
     def __init__(self, file: Path, line: int, what: str) -> None:
@@ -38,16 +38,16 @@ class TraceError(ConfigError):
 
 
 def read_records(file: Path) -> Records:
-    """All rows of a file; TraceError names the line of what is no CSV or JSON, ConfigError an unreadable file."""
+    """All rows of a file; RequestFileError names the line of what is no CSV or JSON, ConfigError an unreadable file."""
     text = _text(file)
     start = text.lstrip()
     if not start:
-        raise TraceError(file, 1, "the file is empty; a trace has one request a line")
+        raise RequestFileError(file, 1, "the file is empty; a trace has one request a line")
     if start[0] == "[":
-        raise TraceError(file, 1, "this is a JSON array; write one object a line")
+        raise RequestFileError(file, 1, "this is a JSON array; write one object a line")
     rows = list(_json_rows(text, file) if start[0] == "{" else _csv_rows(text, file))
     if not rows:
-        raise TraceError(file, 1, "there is a header but no request below it")
+        raise RequestFileError(file, 1, "there is a header but no request below it")
     return Records(file, tuple(rows[0].values), tuple(rows))
 
 
@@ -58,7 +58,9 @@ def _text(file: Path) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise TraceError(file, line, "not UTF-8 text; convert it, or unpack it if it is compressed") from None
+        raise RequestFileError(
+            file, line, "not UTF-8 text; convert it, or unpack it if it is compressed"
+        ) from None
 
 
 def _csv_rows(text: str, file: Path) -> Iterator[Row]:
@@ -72,18 +74,18 @@ def _csv_rows(text: str, file: Path) -> Iterator[Row]:
                 header = _header(fields, file, reader.line_num)
             elif len(fields) != len(header):
                 what = f"{len(fields)} fields, but the header has {len(header)}; give every row all columns"
-                raise TraceError(file, reader.line_num, what)
+                raise RequestFileError(file, reader.line_num, what)
             else:
                 yield Row(reader.line_num, dict(zip(header, fields, strict=True)))
     except csv.Error as error:
-        raise TraceError(file, reader.line_num, f"not CSV: {error}") from None
+        raise RequestFileError(file, reader.line_num, f"not CSV: {error}") from None
 
 
 def _header(fields: list[str], file: Path, line: int) -> list[str]:
     header = [name.strip() for name in fields]
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
-        raise TraceError(file, line, f"two columns are called '{twice[0]}'; rename one")
+        raise RequestFileError(file, line, f"two columns are called '{twice[0]}'; rename one")
     return header
 
 
@@ -94,7 +96,7 @@ def _json_rows(text: str, file: Path) -> Iterator[Row]:
         try:
             yield Row(number, json_object(line))
         except ValueError as error:
-            raise TraceError(file, number, str(error)) from None
+            raise RequestFileError(file, number, str(error)) from None
 
 
 def json_object(line: str, *, parse_constant: Callable[[str], Any] | None = None) -> dict[str, Any]:

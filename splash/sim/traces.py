@@ -18,7 +18,7 @@ import numpy as np
 from splash.core.errors import ConfigError, closest
 from splash.sim.generators import GENERATORS
 from splash.sim.named import generated
-from splash.sim.records import Records, Row, TraceError, read_records
+from splash.sim.records import Records, RequestFileError, Row, read_records
 from splash.sim.workload import NANOSECONDS, Arrival, Workload
 
 TIME = ("arrival_s", "arrival_time", "TIMESTAMP", "Timestamp", "timestamp")
@@ -61,7 +61,7 @@ def load(name: str, *, seed: int, rate: float | None = None) -> Workload:
 
 
 def read_trace(file: Path) -> Workload:
-    """The requests of a file; TraceError names the line of what is missing, malformed or out of order."""
+    """The requests of a file; RequestFileError names the line of what is missing, malformed or out of order."""
     records = read_records(file)
     time, prompt, output = (
         _column(records, known, what)
@@ -93,7 +93,7 @@ def _column(records: Records, known: tuple[str, ...], what: str) -> str:
     for name in known:
         if name in records.columns:
             return name
-    raise TraceError(
+    raise RequestFileError(
         records.file,
         1,
         f"no column for the {what}: expected one of {', '.join(known)}; found {', '.join(records.columns)}",
@@ -102,7 +102,7 @@ def _column(records: Records, known: tuple[str, ...], what: str) -> str:
 
 def _value(row: Row, column: str, file: Path) -> Any:
     if column not in row.values:
-        raise TraceError(file, row.line, f"{column} is missing; every request needs it")
+        raise RequestFileError(file, row.line, f"{column} is missing; every request needs it")
     return row.values[column]
 
 
@@ -112,7 +112,7 @@ def _number(row: Row, column: str, file: Path) -> int | float:
     number = _parsed(value)
     if number is None or not abs(number) < LARGEST:  # true for NaN too
         shown = "empty" if value == "" else repr(value)
-        raise TraceError(file, row.line, f"{column} is {shown}; it must be a number, below 1e15")
+        raise RequestFileError(file, row.line, f"{column} is {shown}; it must be a number, below 1e15")
     return number
 
 
@@ -129,10 +129,10 @@ def _length(row: Row, column: str, file: Path) -> int:
     number = _number(row, column, file)
     shown = row.values[column]
     if number != int(number):
-        raise TraceError(file, row.line, f"{column} is {shown}; it must be a whole number of tokens")
+        raise RequestFileError(file, row.line, f"{column} is {shown}; it must be a whole number of tokens")
     if number < 1:
         advice = "; leave out requests that failed" if number == 0 else ""
-        raise TraceError(file, row.line, f"{column} is {shown}; it must be at least 1 token{advice}")
+        raise RequestFileError(file, row.line, f"{column} is {shown}; it must be at least 1 token{advice}")
     return int(number)
 
 
@@ -165,7 +165,7 @@ def _times(records: Records, column: str, *, block: int) -> tuple[list[int], str
                 if time < 0
                 else "before the row above; sort the file by arrival"
             )
-            raise TraceError(records.file, row.line, what)
+            raise RequestFileError(records.file, row.line, what)
         last = time
     return [time - start for time in times], unit
 
@@ -191,7 +191,7 @@ def _dates(records: Records, column: str) -> list[int]:
         for row, text in zip(records.rows, texts, strict=True):
             if not _is_date(text):
                 what = f"{column} is '{text}'; it must be a date as 2023-11-16 18:15:46.6805900"
-                raise TraceError(records.file, row.line, what) from None
+                raise RequestFileError(records.file, row.line, what) from None
         raise
 
 
@@ -231,7 +231,7 @@ def _prefixes(records: Records, prompts: list[int]) -> tuple[list[tuple[int, ...
 def _hash_ids(row: Row, file: Path) -> tuple[int, ...]:
     ids = _value(row, "hash_ids", file)
     if not isinstance(ids, list) or any(type(item) is not int for item in ids):
-        raise TraceError(file, row.line, "hash_ids must be a list of whole numbers")
+        raise RequestFileError(file, row.line, "hash_ids must be a list of whole numbers")
     return tuple(ids)
 
 
@@ -243,7 +243,7 @@ def _hash_ranges(row: Row, file: Path) -> tuple[int, ...]:
         for pair in ranges
     )
     if not pairs:
-        raise TraceError(file, row.line, "hash_ranges must be a list of pairs of whole numbers")
+        raise RequestFileError(file, row.line, "hash_ranges must be a list of pairs of whole numbers")
     return tuple(chain.from_iterable(range(low, high + 1) for low, high in ranges))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from splash.core.errors import ConfigError
-from splash.sim.records import Row, TraceError, read_records
+from splash.sim.records import RequestFileError, Row, read_records
 
 
 def _file(folder: Path, data: bytes) -> Path:
@@ -63,7 +63,7 @@ def test_json_lines_keep_their_types(tmp_path: Path) -> None:
 def test_what_is_wrong_is_named_by_line(tmp_path: Path, data: bytes, line: int, complaint: str) -> None:
     """Red when a bad row passes, or the message does not begin with the file and the line."""
     file = _file(tmp_path, data)
-    with pytest.raises(TraceError) as caught:
+    with pytest.raises(RequestFileError) as caught:
         read_records(file)
     assert str(caught.value).startswith(f"{file}:{line}: ")
     assert complaint in str(caught.value)
