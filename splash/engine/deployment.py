@@ -11,11 +11,12 @@ from pathlib import Path
 
 from splash.core.config import EngineConfig
 from splash.core.env import debug
-from splash.core.errors import CapacityError, ConfigError, RequestError
+from splash.core.errors import ConfigError, RequestError
 from splash.core.events import EventSink, RunStarted
 from splash.core.params import SamplingParams
 from splash.engine.detok import Detokenizer
 from splash.engine.pricing import open_policy, port_profile
+from splash.engine.room import check_fits
 from splash.engine.text import Text, open_text
 from splash.hal.protocol import Backend
 from splash.kv.slots import MemoryPlan, plan_memory
@@ -33,8 +34,6 @@ from splash.spec.tensors import rank_bytes
 AUTO = "auto"
 DEFAULT_FULL_REQUESTS = 4
 """The default pool holds that many requests of full length under `tp`, beside all weight slots."""
-MAX_MEMORY_SHARE = 0.8
-"""Of the device's memory, for the pools of all ranks that share it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +202,7 @@ def open_deployment(folder: str | Path, config: EngineConfig, backend: Backend |
         pool_bytes=None if config.pool_mib is None else config.pool_mib << 20,
         num_states=DEFAULT_FULL_REQUESTS if config.kv_pages is None else 0,
     )
-    _check_fits(memory, config.ranks, min(device.memory_bytes for device in devices))
+    check_fits(spec, memory, config, backend.caps, devices)
     topo = Topology(config.ranks, spec.kv_groups(config.ranks))
     return Deployment(checkpoint, config, backend, devices[0].name, open_text(folder), memory, topo)
 
@@ -254,15 +253,3 @@ def _kv_pages(config: EngineConfig, block_size: int) -> int | None:
         return config.kv_pages
     blocks = -(-config.scheduler.max_model_len // block_size)
     return DEFAULT_FULL_REQUESTS * blocks + config.scheduler.watermark_pages
-
-
-def _check_fits(memory: MemoryPlan, ranks: int, device_bytes: int) -> None:
-    """CapacityError if the pools alone do not fit; 0 device bytes are not known."""
-    if not device_bytes:
-        return
-    pools, room = ranks * memory.geometry.pool_bytes, int(MAX_MEMORY_SHARE * device_bytes)
-    if pools > room:
-        raise CapacityError(
-            f"{ranks} pools of {memory.geometry.pool_bytes >> 20} MiB take {pools >> 20} MiB, of which"
-            f" {room >> 20} MiB are to be had; lower --kv-pages, --pool-mib or --max-model-len"
-        )

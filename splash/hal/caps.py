@@ -32,3 +32,5 @@ class DeviceInfo:
     name: str
     memory_bytes: int
     arch: str = ""
+    free_bytes: int = 0
+    """Of its memory, what could be had when it was probed; 0: not known."""

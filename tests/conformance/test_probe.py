@@ -25,8 +25,9 @@ def test_limits_of_all_groups_above_count(tmp_path: Path) -> None:
         tmp_path,
         {"a/b/memory.max": "max", "a/memory.max": "1000", "memory.max": "5000", "a/c/memory.max": "7"},
     )
-    assert probe._limits("memory.max", root=root, of=own) == ["1000", "5000"]
-    assert probe._limits("memory.max", root=root, of=tmp_path / "none") == []
+    groups = probe._groups(root=root, of=own)
+    assert [probe._setting(group, "memory.max") for group in groups] == [None, "1000", "5000"]
+    assert probe._groups(root=root, of=tmp_path / "none") == []
 
 
 def test_the_least_limit_holds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,3 +35,29 @@ def test_the_least_limit_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {"cpu.max": ["50000 100000"], "memory.max": ["4096", "1048576"]}
     monkeypatch.setattr(probe, "_limits", limits.__getitem__)
     assert (probe.num_cores(), probe.memory_bytes()) == (1, 4096)
+
+
+def test_what_is_free_is_the_least_that_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when memory that others hold counts as free: the machine's, or that of a control group with a limit, whose
+    cached files can be dropped."""
+    root, own = _groups(
+        tmp_path,
+        {
+            "a/b/memory.max": "1000",
+            "a/b/memory.current": "700",
+            "a/b/memory.stat": "anon 500\ninactive_file 120\nactive_file 30\nshmem 50",
+            "memory.max": "5000",
+            "memory.current": "4800",
+        },
+    )
+    groups = probe._groups(root=root, of=own)
+    assert [probe._left(group) for group in groups] == [450, None, 200]
+    (tmp_path / "meminfo").write_text("MemTotal: 16 kB\nMemFree: 1 kB\nMemAvailable: 8 kB\n")
+    available = probe._available(tmp_path / "meminfo")
+    assert available == 8192
+    monkeypatch.setattr(probe, "_available", lambda: available)
+    for found, least in [(groups[:1], 450), (groups, 200), ([], 8192)]:
+        monkeypatch.setattr(probe, "_groups", lambda found=found: found)
+        assert probe.free_bytes() == least
+    monkeypatch.setattr(probe, "_available", lambda: None)
+    assert probe.free_bytes() == 0, "not known"

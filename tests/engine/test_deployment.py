@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from splash.core.config import COPY_BANDWIDTH, EngineConfig, SchedulerConfig
-from splash.core.errors import ConfigError
+from splash.core.errors import CapacityError, ConfigError
 from splash.engine.deployment import Deployment, open_deployment
+from splash.hal.caps import DeviceInfo
 from splash.hal.inproc import InProcessBackend
 from splash.hw.load import load_profile, shipped_folder
 from tests.conftest import TinyMaker
@@ -51,6 +52,48 @@ def test_copy_bandwidth_is_the_profiles(
     mine = re.sub(r"(copy_bandwidth = { value = )[0-9.e]+", r"\g<1>2e9", text)
     (tmp_path / "cpu.toml").write_text(mine, encoding="utf-8")
     assert _open(tiny, _Named()).config.scheduler.copy_bandwidth == 2e9
+
+
+class _Small(InProcessBackend):
+    """Has devices of 24 GB, of which little is free."""
+
+    def __init__(self, free_bytes: int, devices: int = 1) -> None:
+        super().__init__()
+        self._devices = [DeviceInfo(n, "small", 24 << 30, free_bytes=free_bytes) for n in range(devices)]
+
+    def probe(self) -> list[DeviceInfo]:
+        return self._devices
+
+
+@pytest.mark.parametrize(
+    ("given", "free_mib", "complaint"),
+    [
+        ({"pool_mib": 2000}, 4000, "2 pools of .* of 4,000 MiB that are free 3,600 may be taken; lower --pool-mib$"),
+        ({"kv_pages": 10**6}, 1000, "lower --kv-pages$"),
+        ({}, 440, "lower --max-model-len or give --kv-pages$"),
+        ({"ranks": 4}, 500, "without KV it is still too much; --dtype bfloat16 or fewer --ranks takes less$"),
+        ({"ranks": 1, "dtype": "bfloat16"}, 100, "another model takes less$"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_into_free_memory_is_refused(
+    tiny: TinyMaker, given: dict[str, object], free_mib: int, complaint: str
+) -> None:
+    """Red when all of a machine's memory counts as free, or ranks' own needs as none: pools take theirs at the start.
+    Or when the message names options that do not help."""
+    folder = tiny("deepseek_v3")
+    config = EngineConfig(**{"scheduler": SchedulerConfig(max_model_len=4096), **given})  # type: ignore[arg-type]
+    with pytest.raises(CapacityError, match=complaint):
+        open_deployment(folder, config, _Small(free_mib << 20))
+    open_deployment(folder, config, _Small(24 << 30))
+    open_deployment(folder, config, _Small(0))  # not known: all there is counts
+
+
+def test_each_rank_may_have_a_device_of_its_own(tiny: TinyMaker) -> None:
+    """Red when pools on several devices are held against the memory of one."""
+    config = EngineConfig(ranks=2, pool_mib=600)
+    with pytest.raises(CapacityError):
+        open_deployment(tiny("deepseek_v3"), config, _Small(1500 << 20))
+    open_deployment(tiny("deepseek_v3"), config, _Small(1500 << 20, devices=2))
 
 
 @pytest.mark.parametrize(

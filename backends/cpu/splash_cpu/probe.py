@@ -29,14 +29,49 @@ def memory_bytes() -> int:
     return min([machine, *(int(limit) for limit in _limits("memory.max"))])
 
 
+def free_bytes() -> int:
+    """The memory that this process could be given now: what the kernel calls available, or less where a control group
+    has less left. 0: not known."""
+    left = [_left(group) for group in _groups()]
+    return max(0, min([size for size in (_available(), *left) if size is not None], default=0))
+
+
+def _available(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Of the machine, without swapping."""
+    with contextlib.suppress(OSError):
+        for line in meminfo.read_text(encoding="utf-8").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def _left(group: Path) -> int | None:
+    """Below a control group's limit; the files that it has cached can be dropped. None without a limit."""
+    limit = _setting(group, "memory.max")
+    if limit is None:
+        return None
+    used = int(_setting(group, "memory.current") or 0)
+    lines = (_setting(group, "memory.stat") or "").splitlines()
+    cached = sum(
+        int(line.split()[1]) for line in lines if line.split()[0] in ("active_file", "inactive_file")
+    )
+    return int(limit) - used + cached
+
+
 def _cores(cpu_max: str) -> float:
     """Of a quota and a period, in microseconds."""
     quota, period = cpu_max.split()
     return int(quota) / int(period)
 
 
-def _limits(name: str, *, root: Path = CGROUPS, of: Path = Path("/proc/self/cgroup")) -> list[str]:
-    """What the process's control group (version 2) and those above it set as `name`; none without a limit."""
+def _limits(name: str) -> list[str]:
+    """What the process's control group and those above it set as `name`; none without a limit."""
+    found = [_setting(group, name) for group in _groups()]
+    return [limit for limit in found if limit is not None]
+
+
+def _groups(*, root: Path = CGROUPS, of: Path = Path("/proc/self/cgroup")) -> list[Path]:
+    """The folders of the process's control group (version 2) and of those above it."""
     try:
         lines = of.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -44,14 +79,16 @@ def _limits(name: str, *, root: Path = CGROUPS, of: Path = Path("/proc/self/cgro
     own = next((line.removeprefix("0::").strip("/") for line in lines if line.startswith("0::")), None)
     if own is None:
         return []
-    found = []
     folder = root / own
-    for group in (folder, *folder.parents):
-        if not group.is_relative_to(root):
-            break
-        with contextlib.suppress(OSError):
-            found.append((group / name).read_text(encoding="utf-8").strip())
-    return [limit for limit in found if limit and not limit.startswith("max")]
+    return [group for group in (folder, *folder.parents) if group.is_relative_to(root)]
+
+
+def _setting(group: Path, name: str) -> str | None:
+    """A control group's file; None where it has none, or sets no limit."""
+    with contextlib.suppress(OSError):
+        text = (group / name).read_text(encoding="utf-8").strip()
+        return None if not text or text.startswith("max") else text
+    return None
 
 
 def probe() -> list[DeviceInfo]:
@@ -64,7 +101,8 @@ def probe() -> list[DeviceInfo]:
         if find_spec(package) is None:
             raise PortError(f"the cpu port needs the package {package}: pip install {package}")
     mpiexec()
-    return [DeviceInfo(0, f"{_cpu_name()}, {num_cores()} cores", memory_bytes(), platform.machine())]
+    name = f"{_cpu_name()}, {num_cores()} cores"
+    return [DeviceInfo(0, name, memory_bytes(), platform.machine(), free_bytes())]
 
 
 def mpiexec() -> str:
