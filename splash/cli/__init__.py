@@ -52,7 +52,8 @@ class Interrupted(BaseException):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs a command and exits: 0, 1 (a check failed), 2 (bad input, one line), 3 (a rank failed), 128 + signal."""
+    """Runs a command and exits: 0, 1 (a check failed, or nobody reads on), 2 (bad input, one line), 3 (a rank failed),
+    128 + signal."""
     catch_signals()
     sys.exit(_run(arguments))
 

@@ -15,6 +15,7 @@ import splash
 from splash.cli.loading import LoadingBar
 from splash.cli.options import Options, given_options, with_options
 from splash.cli.output import json_text, output_console, target_of
+from splash.cli.unread import WhileRead
 from splash.core.errors import RequestError, SplashError
 from splash.core.params import SamplingParams
 
@@ -114,7 +115,7 @@ def _typed_prompt(text: str, deployment: Deployment) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class _Outcome:
-    """`stopped` is what ended the run early: a signal's exception."""
+    """`stopped` is what ended the run early: a signal's exception, or that of a closed pipe."""
 
     completions: list[Completion]
     stopped: BaseException | None = None
@@ -126,9 +127,14 @@ class _Outcome:
 
 
 def _serve(
-    deployment: Deployment, jobs: Sequence[Job], switches: Sequence[tuple[int, str]], **engine: Any
+    deployment: Deployment,
+    jobs: Sequence[Job],
+    switches: Sequence[tuple[int, str]],
+    watched: WhileRead,
+    **engine: Any,
 ) -> _Outcome:
-    """All requests through one engine. A signal ends it early, and what is left with `abort`."""
+    """All requests through one engine. A signal, or a reader that goes away, ends it early, and what is left with
+    `abort`."""
     from splash.cli import Interrupted
     from splash.engine.client import Engine
     from splash.engine.items import When
@@ -138,13 +144,14 @@ def _serve(
         streams = [running.submit(job.prompt, job.params, when=job.when) for job in jobs]
         for step, layout in switches:
             running.switch(layout, reason=f"--switch {step}:{layout}", when=When(step=step))
+        watched.stop_by(running.stop)
         try:
             running.finish()
         except (KeyboardInterrupt, Interrupted) as signalled:
             with _without_ctrl_c():  # ending takes a moment: no second one meanwhile
                 running.close()
             stopped = signalled
-    return _Outcome([stream.outcome() for stream in streams], stopped)
+    return _Outcome([stream.outcome() for stream in streams], stopped or watched.error)
 
 
 @contextmanager
@@ -216,8 +223,9 @@ def serve(options: Options) -> int:
             executor = deployment.launch(loaded=bar)
         files.callback(executor.close)
         with open_view(console, plain=options.no_tui) as view:
-            sinks = (report.event, view.sink)
-            outcome = _serve(deployment, jobs, options.switch, sinks=sinks, trace=trace, executor=executor)
+            watched = WhileRead(view.sink)
+            engine = {"sinks": (report.event, watched.sink), "trace": trace, "executor": executor}
+            outcome = _serve(deployment, jobs, options.switch, watched, **engine)
         for done in outcome.completions:
             report.output(done.request, done.token_ids, done.text, done.finish_reason, done.error)
         data = report.to_json()

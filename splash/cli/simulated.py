@@ -118,7 +118,7 @@ def _workload(options: Options, deployment: SimDeployment) -> Workload:
 def _watch(
     options: Options, deployment: SimDeployment, workload: Workload, note: str, watching: Watching
 ) -> tuple[Simulation, BaseException | None]:
-    """Simulates before somebody's eyes. A signal ends it early, and is returned."""
+    """Simulates before somebody's eyes. A signal, or a reader that goes away, ends it early, and is returned."""
     from splash.cli import Interrupted
     from splash.sim.modes import Aim, policy_for, simulation
     from splash.sim.result import Targets
@@ -138,8 +138,8 @@ def _watch(
         while run.step():
             pass
         run.scheduler.drain_events()
-    except (KeyboardInterrupt, Interrupted) as signalled:
-        stopped = signalled
+    except (KeyboardInterrupt, Interrupted, BrokenPipeError) as early:
+        stopped = early
     watching.end("done" if stopped is None else "interrupted")
     return run, stopped
 

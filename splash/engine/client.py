@@ -160,10 +160,14 @@ class Engine:
         if self._failure is not None:
             raise self._failure
 
-    def close(self) -> None:
-        """Ends now: open requests finish with `abort`, the ranks end, nothing is left behind. Idempotent."""
+    def stop(self) -> None:
+        """Asks for the end, as `close`, without waiting for it: also from a sink."""
         with self._lock:
             self._inbox.close()
+
+    def close(self) -> None:
+        """Ends now: open requests finish with `abort`, the ranks end, nothing is left behind. Idempotent."""
+        self.stop()
         if not self._done.wait(PATIENCE_S):  # a rank hangs: without its ranks the loop ends too
             self._gave_up = True
             self._close_executor()

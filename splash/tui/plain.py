@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 
 from rich.console import Console
@@ -19,8 +20,8 @@ LOG_SIZE = 512
 class PlainLines:
     """Writes whole lines without escape codes, flushed, in the order of event times.
 
-    Like events of one second make one line, under the time of the first; `interval_s` lie between status lines. A
-    reader that went away ends the writing, not the run.
+    Like events of one second make one line, under the time of the first; `interval_s` lie between status lines. Where
+    nobody reads any more `sink` raises BrokenPipeError, once; nothing is written after that.
     """
 
     def __init__(self, console: Console, *, interval_s: float = 1.0) -> None:
@@ -49,7 +50,8 @@ class PlainLines:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._state.log.close()
-        self._write_closed()
+        with suppress(BrokenPipeError):
+            self._write_closed()
 
     def _write_closed(self) -> None:
         for entry in self._state.log.closed_since(self._num_written):
@@ -64,6 +66,7 @@ class PlainLines:
             self._console.file.flush()
         except BrokenPipeError:
             self._is_broken = True
+            raise
 
 
 def status_line(view: Snapshot) -> str:

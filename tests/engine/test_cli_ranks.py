@@ -30,8 +30,11 @@ class Ended:
     err: str
 
 
-def _run(*arguments: object, disturb: Callable[[psutil.Process], None] | None = None) -> Ended:
-    """Runs a command, disturbs it once its ranks serve, and sees that none of its processes is left."""
+def _run(
+    *arguments: object, disturb: Callable[[psutil.Process], None] | None = None, deaf: bool = False
+) -> Ended:
+    """Runs a command, disturbs it once its ranks serve, and sees that none of its processes is left. `deaf`: reads one
+    line of it and no more."""
     command = [*SPLASH, *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     root, seen = psutil.Process(process.pid), set[psutil.Process]()
@@ -44,6 +47,8 @@ def _run(*arguments: object, disturb: Callable[[psutil.Process], None] | None = 
             seen |= set(root.children(recursive=True))
             assert len(_ranks(root)) == 2
             disturb(root)
+            if deaf:
+                process.stdout.close()
         out, err = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
@@ -89,6 +94,16 @@ def test_ctrl_c(endless: list[object], tmp_path: Path) -> None:
     ended = _run(*endless, "--json", out, disturb=lambda root: os.kill(root.pid, signal.SIGINT))
     assert ended.code == 130
     assert "Traceback" not in ended.err
+    data = json.loads(out.read_text())
+    assert {r["finish_reason"] for r in data["requests"]} == {"abort"}
+    assert data["summary"]["outcome"] == "interrupted"
+
+
+def test_a_reader_that_goes_away(endless: list[object], tmp_path: Path) -> None:
+    """Red when `splash run | head -1` goes on to its end, or leaves a rank, a traceback, or no figures."""
+    out = tmp_path / "out.json"
+    ended = _run(*endless, "--json", out, disturb=lambda root: None, deaf=True)
+    assert (ended.code, ended.err) == (1, "")
     data = json.loads(out.read_text())
     assert {r["finish_reason"] for r in data["requests"]} == {"abort"}
     assert data["summary"]["outcome"] == "interrupted"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -256,6 +257,22 @@ def test_ctrl_c_ends_with_the_table_so_far(
     assert "Run, interrupted: what was served until then" in shown.out
     assert "throughput" in shown.out
     assert shown.err.split("\n")[-2:] == ["splash: interrupted", ""]
+
+
+def test_a_reader_that_goes_away_ends_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Red when `splash run --hw dcu | head` goes on, or loses the figures of what was simulated."""
+    lines: list[object] = []
+
+    def write(*line: object) -> None:
+        lines.append(line)
+        if len(lines) == 4:
+            raise BrokenPipeError
+
+    monkeypatch.setattr("splash.tui.plain.PlainLines._write", write)
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # given back afterwards
+    out = tmp_path / "out.json"
+    assert _run(*FEW, "--json", out) == 1
+    assert json.loads(out.read_text())["summary"]["outcome"] == "interrupted"
 
 
 # ---- pace and load

@@ -157,13 +157,18 @@ def test_plain_lines_of_a_run_cut_short_are_complete() -> None:
     assert "request 7 arrives: 12 prompt tokens" in console.file.getvalue()
 
 
-def test_a_reader_that_went_away_stops_nothing() -> None:
-    """Red when `splash run | head` ends the run."""
+def test_a_reader_that_went_away_is_told_of_once() -> None:
+    """Red when nobody can know that a pipe is closed, or every event after that is an error, or leaving."""
 
     class Gone(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError
 
+    events = Run().events()
     with PlainLines(Console(file=Gone())) as view:
-        for event in Run().events():
+        with pytest.raises(BrokenPipeError):
+            view.sink(next(events))
+        for event in events:
             view.sink(event)
+    with PlainLines(Console(file=Gone())) as view:
+        view.sink(e.RequestArrived(0.1, 7, 12, 5))
