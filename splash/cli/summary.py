@@ -55,11 +55,12 @@ def _summary_table(summary: dict[str, Any], prediction: dict[str, Any]) -> Table
     table.add_column(style="bold")
     table.add_column()
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in summary["finish_reasons"].items())
+    never = f", {summary['never_arrived']:,} more never arrived" if summary["never_arrived"] else ""
     rate = summary["output_tokens_per_s"]
     rows: list[tuple[str, str]] = [
         ("throughput", f"{rate:,.1f} output tokens/s" if rate else "N/A"),
         ("tokens", f"{summary['output_tokens']:,} output, {summary['prompt_tokens']:,} prompt"),
-        ("requests", f"{summary['requests']:,} ({reasons or 'none finished'})"),
+        ("requests", f"{summary['requests']:,} ({reasons or 'none finished'}){never}"),
         ("TTFT", _percentiles(summary["ttft_s"])),
         ("TPOT", _percentiles(summary["tpot_s"])),
         ("time", f"{show_seconds(summary['duration_s'])}, {plural(summary['steps'], 'step')}"),

@@ -41,7 +41,7 @@ class RequestReport:
     id: int
     num_prompt: int = 0
     arrival_s: float | None = None
-    """None: it never arrived."""
+    """None: it was refused, or never arrived."""
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: str | None = None
@@ -53,6 +53,11 @@ class RequestReport:
     tpot_s: float | None = None
     finished_s: float | None = None
     preemptions: int = 0
+
+    @property
+    def never_arrived(self) -> bool:
+        """The run ended before it was due."""
+        return self.arrival_s is None and self.error is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +227,7 @@ class RunReport:
             "num_prompt": r.num_prompt,
             "token_ids": r.token_ids,
             "text": r.text,
-            "finish_reason": r.finish_reason,
+            "finish_reason": None if r.never_arrived else r.finish_reason,
             "error": r.error,
             "arrival_s": r.arrival_s,
             "ttft_s": r.ttft_s,
@@ -231,8 +236,9 @@ class RunReport:
         }
 
     def summary(self) -> dict[str, Any]:
-        """Throughput over the time from the first arrival to the last finish, and percentiles over requests."""
-        requests = list(self.requests.values())
+        """Throughput over the time from the first arrival to the last finish, and percentiles over requests; those that
+        never arrived are counted apart."""
+        requests = [r for r in self.requests.values() if not r.never_arrived]
         output_tokens = sum(r.num_output for r in requests)
         seconds = self.duration_s()
         percents = (50, 95, 99)
@@ -242,6 +248,7 @@ class RunReport:
             "prompt_tokens": sum(r.num_prompt for r in requests),
             "duration_s": seconds,
             "requests": len(requests),
+            "never_arrived": len(self.requests) - len(requests),
             "finish_reasons": dict(Counter(r.finish_reason for r in requests if r.finish_reason)),
             "ttft_s": spread([r.ttft_s for r in requests if r.ttft_s is not None], percents),
             "tpot_s": spread([r.tpot_s for r in requests if r.tpot_s is not None], percents),

@@ -124,6 +124,19 @@ def test_a_run_is_summed_up() -> None:
     assert summary["tpot_s"]["p50"] == 0.25
 
 
+def test_who_never_arrived_is_counted_apart() -> None:
+    """Red when an interrupted run says that it aborted requests that were not due yet, or forgets those refused."""
+    report = RunReport()
+    report.event(RequestArrived(1.0, 0, 10, 3))
+    report.event(RequestFinished(2.0, 0, "abort", 1, 0.5, None))
+    for request, error in ((0, None), (1, "too long"), (2, None), (3, None)):
+        report.output(request, (), "", "abort", error)
+    data = report.to_json()
+    assert [r["finish_reason"] for r in data["requests"]] == ["abort", "abort", None, None]
+    assert data["summary"]["finish_reasons"] == {"abort": 2}
+    assert (data["summary"]["requests"], data["summary"]["never_arrived"]) == (2, 2)
+
+
 def test_layout_shares_add_up() -> None:
     """Red when a mixed step's time goes to one layout alone."""
     report = RunReport()

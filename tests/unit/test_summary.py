@@ -15,6 +15,10 @@ def _shown(*events: Event, width: int = 100) -> str:
     report = RunReport()
     for event in events:
         report.event(event)
+    return _table(report, width=width)
+
+
+def _table(report: RunReport, *, width: int = 100) -> str:
     console = Console(width=width, force_terminal=False, highlight=False)
     with console.capture() as capture:
         show_report(console, report)
@@ -52,6 +56,16 @@ def test_thousands_stand_apart() -> None:
     )
     assert "26,435 output, 38,683 prompt" in text
     assert "13,217.5 output tokens/s" in text
+
+
+def test_who_never_arrived_is_named() -> None:
+    """Red when the table counts requests that were not due yet among those aborted, or says so where all came."""
+    report = RunReport()
+    report.event(RequestArrived(0.0, 0, 10, 3))
+    report.event(RequestFinished(2.0, 0, "abort", 1, 0.5, None))
+    assert "never arrived" not in _table(report)
+    report.output(1, (), "", "abort")
+    assert "1 (1 abort), 1 more never arrived" in _line(_table(report), "requests")
 
 
 def test_a_simulation_has_no_stalls() -> None:
