@@ -14,7 +14,7 @@ import click
 
 import splash
 from splash.core import env
-from splash.core.errors import SplashError
+from splash.core.errors import SplashError, closest
 
 COMMANDS = ("run", "sim", "plan", "replay", "profile", "doctor", "conformance")
 INTERRUPTED = 130
@@ -31,6 +31,15 @@ class _Commands(click.Group):
             return None
         command: click.Command = importlib.import_module(f"splash.cli.{name}").command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            known = f"known: {', '.join(COMMANDS)}"
+            raise click.UsageError(f"No such command '{name}'{closest(name, COMMANDS)}; {known}", ctx)
+        return super().resolve_command(ctx, args)
 
 
 @click.command(
@@ -72,7 +81,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         print(error.format_message())
         return 0
     except click.ClickException as error:
-        return _fail(error, " ".join(error.format_message().split()), error.exit_code)
+        return _fail(error, _said(error), error.exit_code)
     except SplashError as error:
         return _fail(error, str(error), error.exit_code)
     except Interrupted as error:
@@ -85,6 +94,14 @@ def _run(arguments: Sequence[str] | None) -> int:
     except OSError as error:  # a file or disk that nobody had in mind
         return _fail(error, str(error), SplashError.exit_code)
     return code if isinstance(code, int) else 0
+
+
+def _said(error: click.ClickException) -> str:
+    """On one line; of an option that is like no other, where all of them are listed."""
+    text = " ".join(error.format_message().split())
+    if isinstance(error, click.NoSuchOption) and not error.possibilities and error.ctx is not None:
+        return f"{text.rstrip('.')}; `{error.ctx.command_path} --help` lists all"
+    return text
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -338,7 +338,8 @@ def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], model: Path, 
         (("--model", broken["templates"]), "chat_template is a list whose entries need a name and a template"),
         (("--model", broken["jinja"]), "chat_template.jinja is not UTF-8 text"),
         (("--model", broken["special"]), "bos_token has no content"),
-        (("--frobnicate",), "No such option"),
+        (("--frobnicate",), "No such option '--frobnicate'; `splash run --help` lists all"),
+        (("--lay", "tp"), "'--layout'"),
         (("--copy-share", 2), "'--copy-share': 2.0 is not in the range 0<x<=1"),
     ]:  # fmt: skip
         given = arguments if "--model" in arguments else ("--model", model, *arguments)
@@ -348,8 +349,9 @@ def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], model: Path, 
         assert captured.err.startswith("splash: ")
         assert complaint in captured.err
         assert not captured.out
-    assert _run("rnu") == 2
-    assert "No such command 'rnu'" in capsys.readouterr().err
+    for name, closest in [("rnu", " (did you mean 'run'?)"), ("frobnicate", "")]:
+        assert _run(name) == 2
+        assert f"No such command '{name}'{closest}; known: run, sim, plan" in capsys.readouterr().err
     assert _run("profile", "-o", tmp_path / "no" / "folder.toml") == 2
     assert "(-o)" in capsys.readouterr().err
     assert _run("replay", tmp_path / "missing.trace") == 2
