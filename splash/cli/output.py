@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from splash.core import env
 from splash.core.errors import ConfigError, file_errors
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 STDOUT = "-"
 """The name that means standard output; nothing else goes there then."""
 WIDTH = 100
-"""Columns of tables where there is no terminal."""
+"""Columns of tables where there is no terminal, and $COLUMNS does not say."""
 
 
 def output_console(outputs: dict[str, str | Path | None]) -> Console:
@@ -39,7 +40,9 @@ def output_console(outputs: dict[str, str | Path | None]) -> Console:
             raise click.UsageError(f"{one} and {other} cannot both write {name}")
     is_stdout_taken = STDOUT in given.values()
     console = Console(stderr=is_stdout_taken, highlight=False)
-    return console if console.is_terminal else Console(stderr=is_stdout_taken, highlight=False, width=WIDTH)
+    if console.is_terminal:
+        return console
+    return Console(stderr=is_stdout_taken, highlight=False, width=env.columns() or WIDTH)
 
 
 def _is_one_file(one: Path, other: Path) -> bool:

@@ -61,8 +61,10 @@ def command(
 ) -> int:
     """Whether a model fits, its memory by part, the KV of every layout, and which layout is best when.
 
-    Nothing is allocated and no weights are read. With --target-rate: the fewest ranks that carry it, and how. Exits
-    with 1 if no number of ranks does, or --check finds something wrong.
+    Nothing is allocated and no weights are read. With --target-rate: the fewest ranks that carry it, and how.
+
+    Exit codes: 1 if no number of ranks carries the rate, or --check finds something wrong; 2 if the model does not fit,
+    or what was asked cannot be.
     """
     options = DeployOptions(**deployment)
     if check:

@@ -21,10 +21,10 @@ from splash.tui.palette import chip, ink
 from splash.tui.units import plural, show_bytes, show_count, show_seconds
 
 GIB = 1 << 30
-LABEL = 7
+LABEL = 5
 """Characters of the names of a map's rows."""
 CELL = 14
-"""Characters of a map's cells; `NARROW` where they would not fit, without the lead."""
+"""Characters of a map's cells, a space before each; `NARROW` where they would not fit, without the lead."""
 NARROW = 9
 OWN = ", ".join(name for name, layout in LAYOUTS.items() if layout.projection is Projection.SHARDED)
 FULL = ", ".join(name for name, layout in LAYOUTS.items() if layout.projection is Projection.FULL)
@@ -59,11 +59,9 @@ def show_plan(console: Console, plan: Plan) -> None:
     console.print(_layout_table(plan))
     _show_counted(console, plan)
     for each in plan.maps:
-        _show_map(console, each)
-    console.print(
-        "Cells: layout, time of a step (ms; s: seconds), how much longer the second takes (=: under 0.5 %).\n"
-        "*: a faster layout has no room for the KV.  !: no layout has; the fastest is shown."
-    )
+        _show_map(console, each, wide=_is_wide(console, each))
+    for line in _legend(plan.maps, wide=any(_is_wide(console, each) for each in plan.maps)):
+        console.print(line)
 
 
 def _table(title: str, columns: Sequence[str], *, words: Iterable[str]) -> Table:
@@ -241,24 +239,40 @@ def _show_counted(console: Console, plan: Plan) -> None:
 # ---- maps
 
 
-def _show_map(console: Console, each: Map) -> None:
-    wide = console.width >= LABEL + len(each.columns) * (CELL + 1)
+def _is_wide(console: Console, each: Map) -> bool:
+    """Whether there is room for the lead in its cells."""
+    return console.width >= LABEL + len(each.columns) * (CELL + 1)
+
+
+def _show_map(console: Console, each: Map, *, wide: bool) -> None:
     width = CELL if wide else NARROW
     if each.phase == "decode":
         title, rows, columns = "Decode: best layout by batch and context", "batch", "context"
     else:
         prompts = "one prompt" if each.prompts == 1 else f"{each.prompts} prompts at once"
-        title = f"Prefill of {prompts}: best layout by prompt rows of a step and history of a prompt"
+        title = f"Prefill of {prompts}: best layout by rows of a step and prompt history"
         rows, columns = "rows", "history"
     console.print(f"\n[italic]{title}[/]")
     head = "".join(f" {show_tokens(tokens):<{width}}" for tokens in each.columns)
-    console.print(f"{rows:>{LABEL - 1}} {head.rstrip()}  {columns}"[: console.width], no_wrap=True)
+    console.print(f"{rows:>{LABEL}}{head.rstrip()}  {columns}"[: console.width], no_wrap=True)
     for name, cells in zip(each.rows, each.cells, strict=True):
-        line = Text(f"{show_tokens(name):>{LABEL - 1}} ")
+        line = Text(f"{show_tokens(name):>{LABEL}}")
         for cell in cells:
             line.append(" ")
             line.append(_cell_text(cell, wide=wide).ljust(width), style=_style(cell))
         console.print(line, no_wrap=True, crop=True)
+
+
+def _legend(maps: Sequence[Map], *, wide: bool) -> list[str]:
+    """What the figures and marks mean that are shown."""
+    cells = [cell for each in maps for row in each.cells for cell in row]
+    lead = ", how much longer the second takes (=: under 0.5 %)" if wide else ""
+    lines = [f"Cells: layout, time of a step (ms; s: seconds){lead}."]
+    if any(cell.best not in (None, cell.fastest) for cell in cells):
+        lines.append("*: a faster layout has no room for the KV.")
+    if any(cell.best is None for cell in cells):
+        lines.append("!: no layout has room for the KV; the fastest is shown.")
+    return lines
 
 
 def _cell_text(cell: Cell, *, wide: bool) -> str:

@@ -25,9 +25,8 @@ def command(file: Path, speed: float, no_tui: bool) -> None:
     Of a trace that is cut short, or has a line that is none, what stands before is played and summed up; then a line
     says so, and the exit code is 2.
     """
-    from rich.console import Console
-
     from splash.cli import Interrupted
+    from splash.cli.output import output_console
     from splash.cli.pace import Pace
     from splash.cli.summary import show_report
     from splash.core.events import EVENT_TYPES
@@ -39,7 +38,7 @@ def command(file: Path, speed: float, no_tui: bool) -> None:
     events = tuple(EVENT_TYPES.values())
     records = read_trace(file)
     next(records)  # its header: what is no trace is refused before the screen changes
-    console = Console()
+    console = output_console({})
     report = RunReport()
     pace, last = Pace(speed), 0.0
     stopped: BaseException | None = None

@@ -20,6 +20,12 @@ def debug() -> bool:
     return os.environ.get("SPLASH_DEBUG", "") not in ("", "0")
 
 
+def columns() -> int | None:
+    """$COLUMNS: how wide output is wanted; None where that is no number."""
+    wanted = os.environ.get("COLUMNS", "")
+    return int(wanted) if wanted.isdecimal() and int(wanted) else None
+
+
 def with_variables(**variables: str) -> dict[str, str]:
     """This process's environment and `variables`, for a child process."""
     return {**os.environ, **variables}

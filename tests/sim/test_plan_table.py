@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from splash.cli.options import DEMO
-from splash.cli.plan_table import CELL, NARROW, _cell_text, show_plan, show_tokens
+from splash.cli.plan_table import CELL, NARROW, _cell_text, _legend, show_plan, show_tokens
 from splash.sim.planner import Cell, Plan
 from splash.sim.presets import choose
 
@@ -76,6 +76,23 @@ def test_terminals_get_colours_and_no_line_too_long() -> None:
     assert "\x1b[1;38;2" in shown(plan, width=100, terminal=True)
     for width in (80, 100, 140):
         assert max(map(len, shown(plan, width=width, terminal=False).splitlines())) <= width
+
+
+def test_the_legend_follows_what_is_shown() -> None:
+    """Red when it explains a lead or a mark that no cell has, or 80 columns have no room for the leads of five."""
+    for model, width, leads in [
+        ("deepseek-v3.2", 80, True),
+        ("deepseek-v3.2", 79, False),
+        ("glm-5.3", 80, False),
+    ]:
+        choice = choose(model, None)
+        plan = Plan(choice.model.name, choice.model.spec, choice.profile, choice.settings)
+        text = " ".join(shown(plan, width=width, terminal=False).split())
+        assert bool(re.search(r" \+\d+% ", text)) == leads
+        assert ("how much longer the second takes" in text) == leads
+        assert "!: no layout has room for the KV" in text
+    few = replace(plan.maps[0], rows=(1,), cells=((cell(ALL, dp=0.01),),))
+    assert _legend([few], wide=False) == ["Cells: layout, time of a step (ms; s: seconds)."]
 
 
 def test_a_small_model_is_shown_in_a_small_unit() -> None:

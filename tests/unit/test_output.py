@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from splash.cli.output import Target, json_text, output_console
+from splash.cli.output import WIDTH, Target, json_text, output_console
 from splash.core.errors import ConfigError
 
 
@@ -45,6 +45,13 @@ def test_a_draft_stays_if_nothing_better_comes(tmp_path: Path, capsys: pytest.Ca
                     each.write(json_text(final))
         assert json.loads(file.read_text()) == json.loads(capsys.readouterr().out) == (final or {"a": 1})
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_piped_tables_are_as_wide_as_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when COLUMNS is not heard where there is no terminal, or a word in it is taken for a number."""
+    for columns, width in [("132", 132), ("", WIDTH), ("wide", WIDTH), ("0", WIDTH)]:
+        monkeypatch.setenv("COLUMNS", columns)
+        assert output_console({}).width == width
 
 
 def test_a_full_device_is_said() -> None:
