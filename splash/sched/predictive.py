@@ -17,6 +17,7 @@ from splash.core.config import Objective
 from splash.layout.change import Change, ChangeCost
 from splash.layout.layouts import LAYOUTS, Placement
 from splash.sched.arriving import Prompts
+from splash.sched.conviction import CAUTIOUS, Caution, Conviction
 from splash.sched.crossing import crossing, peak_share
 from splash.sched.forecast import Forecast, Outlook, Situation, StepPrices, decodes, forecasts
 from splash.sched.limits import Limits
@@ -26,6 +27,12 @@ from splash.sched.target import Target
 
 LONG = 4
 """A request is long from that many times the mean length on."""
+WINDOW_STEPS = 64
+"""Decode steps that are looked ahead, where prompts do not need more."""
+CORRECTION_WEIGHT = 0.1
+"""Of one observation in the running ratio of observed to predicted time."""
+PROMPT_WEIGHT = 0.125
+"""At least, of one question in the running means of what a prompt token takes."""
 
 
 class Prices(StepPrices, Protocol):
@@ -34,31 +41,6 @@ class Prices(StepPrices, Protocol):
     def change(self, change: Change) -> ChangeCost:
         """Seconds and bytes of a change of the target."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Caution:
-    """How sure the policy wants to be."""
-
-    margin: float = 0.02
-    """Share of the time by which another target must be faster."""
-    conviction: float = 0.08
-    """Shares of the time that it must have promised to save in the last questions, added up: a large gain is believed
-    at once, a small one when it has been seen several times."""
-    dwell: int = 2
-    """Questions for which a new target is kept, if it can hold the load. Questions come by work, so this is a span of
-    work too."""
-    window_steps: int = 64
-    """Decode steps that are looked ahead, where prompts do not need more."""
-    correction_weight: float = 0.1
-    """Of one observation in the running ratio of observed to predicted time."""
-    prompt_weight: float = 0.125
-    """At least, of one question in the running means of what a prompt token takes."""
-
-
-CAUTIOUS = Caution()
-RECKLESS = Caution(margin=0.0, conviction=0.0, dwell=0)
-"""For free switches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +75,6 @@ class PredictivePolicy:
         every change after the first step takes (restarts)."""
         self._prices = prices
         self._limits = limits
-        self._caution = caution
         self._objective = objective
         self._targets = targets
         self._free = free
@@ -102,12 +83,7 @@ class PredictivePolicy:
         self._known_s: dict[Target, float] = {}
         self._coming_s: dict[Target, float] = {}
         """What a prompt token at hand, and one that comes, adds, seconds."""
-        self._seen: Target | None = None
-        """The target at the last question."""
-        self._promised: dict[Target, float] = {}
-        """Gains of other targets over that one, added up since they have been gains."""
-        self._kept = 0
-        """Questions for which it has been the present one, after a change."""
+        self._conviction = Conviction(caution)
         self._ratios: dict[str, float] = {}
         """Of observed to predicted time, by layouts that have been observed."""
         self._common_ratio = 1.0
@@ -142,9 +118,7 @@ class PredictivePolicy:
     # ---- what targets would make of it
 
     def _situation(self, load: Load) -> Situation:
-        return Situation(
-            load, self._limits, self._prices.keeps, self._caution.window_steps, turn=self._questions
-        )
+        return Situation(load, self._limits, self._prices.keeps, WINDOW_STEPS, turn=self._questions)
 
     def _outlooks(self, situation: Situation, found: Sequence[Forecast]) -> dict[Target, Outlook]:
         """By target. Prompts count for the present target, and for all that without them are as good as the best with
@@ -179,7 +153,7 @@ class PredictivePolicy:
         if not prompts.step:
             return token_s
         mean_s = means.get(target, token_s)
-        weight = max(self._caution.prompt_weight, prompts.seen)
+        weight = max(PROMPT_WEIGHT, prompts.seen)
         means[target] = mean_s + weight * (token_s - mean_s)
         return means[target]
 
@@ -204,11 +178,12 @@ class PredictivePolicy:
             reason = f"{load.target} cannot hold it: {worked(load)}"
             return (ranked[0], reason) if ranked else (now, "")
         gains = {target: 1 - score.seconds / scores[now].seconds for target, score in scores.items()}
-        self._weigh(now, gains)
-        if self._kept <= self._caution.dwell:
+        self._conviction.weigh(now, gains)
+        if self._conviction.dwells:
             return now, ""
         for target in ranked:
-            if gains[target] <= 0 or (load.step and self._doubted(target, gains[target])):
+            # before the first step nothing runs that could flap
+            if gains[target] <= 0 or (load.step and self._conviction.doubts(target, gains[target])):
                 break
             toll = self._toll(load, target)
             lasts_s = outlooks[now].prompt_s + situation.ahead * outlooks[now].decode_s
@@ -216,21 +191,6 @@ class PredictivePolicy:
                 why = explained(scores[target], scores[now])
                 return target, f"{why}; {worked(load)}; {moved(toll.cost.num_bytes, toll.peak)}"
         return now, ""
-
-    def _doubted(self, target: Target, gain: float) -> bool:
-        """Whether the gain is too small, or has not been seen often enough. Before the first step nothing is doubted:
-        nothing runs that could flap."""
-        return gain <= self._caution.margin or self._promised[target] < self._caution.conviction
-
-    def _weigh(self, now: Target, gains: Mapping[Target, float]) -> None:
-        """Adds up what other targets promise to save of the time; a loss takes away from it."""
-        if self._seen != now:
-            self._kept = 0 if self._seen else self._caution.dwell
-            self._seen, self._promised = now, {}
-        self._kept += 1
-        self._promised = {
-            target: max(0.0, self._promised.get(target, 0.0) + gain) for target, gain in gains.items()
-        }
 
     def _toll(self, load: Load, target: Target) -> Toll:
         change = crossing(load, target, self._limits, self._prices.ranks)
@@ -255,7 +215,7 @@ class PredictivePolicy:
         if load.decode_s is None or not load.lengths or load.prompts:
             return
         ratio = load.decode_s / self._decode_s(situation, found)
-        weight = self._caution.correction_weight
+        weight = CORRECTION_WEIGHT
         known = self._ratio(load.present)
         self._ratios[load.target] = known + weight * (ratio - known)
         self._common_ratio += weight * (ratio - self._common_ratio)

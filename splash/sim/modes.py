@@ -15,8 +15,9 @@ from splash.core.config import Objective
 from splash.core.errors import ConfigError, closest
 from splash.core.events import Event, EventSink, SwitchDone
 from splash.layout.layouts import LAYOUTS, TP
+from splash.sched.conviction import CAUTIOUS, RECKLESS
 from splash.sched.policy import Decision, Load, Policy
-from splash.sched.predictive import CAUTIOUS, RECKLESS, PredictivePolicy
+from splash.sched.predictive import PredictivePolicy
 from splash.sched.score import Targets as PolicyTargets
 from splash.sim.deployment import SimDeployment
 from splash.sim.executor import CostExecutor

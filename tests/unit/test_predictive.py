@@ -12,9 +12,10 @@ from splash.layout.layouts import LAYOUTS
 from splash.layout.work import Work
 from splash.sched.arriving import Arrived
 from splash.sched.batch import RowBytes
+from splash.sched.conviction import CAUTIOUS, Caution
 from splash.sched.limits import Limits, Room
 from splash.sched.policy import Decision, Load
-from splash.sched.predictive import CAUTIOUS, Caution, PredictivePolicy
+from splash.sched.predictive import PredictivePolicy
 from splash.sched.score import Targets
 from splash.sched.target import Target
 
