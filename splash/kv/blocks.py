@@ -47,7 +47,8 @@ class KVStore:
         self.topo = topo
         self.block_size = block_size
         self.pools = [PagePool(geometry, rank, prefer_slots=prefer_slots) for rank in range(topo.ranks)]
-        self._retiring: list[tuple[int, int, int]] = []
+        self._retiring: list[tuple[int, int, list[int]]] = []
+        """(last step that reads them, rank, pages)."""
         self._placements: dict[tuple[Assignment, int], tuple[tuple[int, int], ...]] = {}
         self._fresh: dict[tuple[Assignment, int], tuple[int, ...]] = {}
 
@@ -135,27 +136,24 @@ class KVStore:
             for page in pages:
                 self.retire(rank, page, last_step)
 
-    def keep_only(self, blocks: Sequence[Block], at: Assignment, last_step: int) -> None:
-        """A request's blocks are at rest under `at`: their copies there are LIVE, all others retire."""
+    def leave(self, blocks: Sequence[Block], old: Assignment, new: Assignment, last_step: int) -> None:
+        """A request's blocks, which have copies under both, are at rest under `new`: its copies are LIVE, and those
+        that only `old` needs retire."""
         ranks = self.topo.ranks
-        period = [self.keys(at, index) for index in range(ranks)]
-        kept: list[list[int]] = [[] for _ in range(ranks)]
-        left: list[list[int]] = [[] for _ in range(ranks)]
-        for index, block in enumerate(blocks):
-            wanted, copies = period[index % ranks], block.copies
-            if len(copies) > len(wanted):
-                for key in [k for k in copies if k not in wanted]:
-                    left[key[1]].append(copies.pop(key))
-            for key in wanted:
-                kept[key[1]].append(copies[key])
-        for pool, pages, retiring in zip(self.pools, kept, left, strict=True):
-            pool.set_states(pages, PageState.LIVE)
-            self._retire(pool, retiring, last_step)
+        for index in range(min(ranks, len(blocks))):  # the table is periodic
+            alike = blocks[index::ranks]
+            needed, before = self.keys(new, index), self.keys(old, index)
+            for key in needed:
+                if key not in before:
+                    self.pools[key[1]].set_states([block.copies[key] for block in alike], PageState.LIVE)
+            for key in before:
+                if key not in needed:  # nor do blocks have it that came later
+                    pages = [block.copies.pop(key, None) for block in alike]
+                    self._retire(key[1], [page for page in pages if page is not None], last_step)
 
     def retire(self, rank: int, page: int, last_step: int) -> None:
         """Free `page` once step `last_step` is collected and nothing pins it."""
-        self.pools[rank].set_state(page, PageState.RETIRING)
-        self._retiring.append((last_step, rank, page))
+        self._retire(rank, [page], last_step)
 
     def retire_blocks(self, blocks: Iterable[Block], last_step: int) -> None:
         """Free all pages of a request's blocks once step `last_step` is collected."""
@@ -163,34 +161,36 @@ class KVStore:
         for block in blocks:
             for (_, rank), page in block.copies.items():
                 pages[rank].append(page)
-        for pool, retiring in zip(self.pools, pages, strict=True):
-            self._retire(pool, retiring, last_step)
+        for rank, retiring in enumerate(pages):
+            self._retire(rank, retiring, last_step)
 
-    def _retire(self, pool: PagePool, pages: Sequence[int], last_step: int) -> None:
-        pool.set_states(pages, PageState.RETIRING)
-        rank = pool.rank
-        self._retiring += [(last_step, rank, page) for page in pages]
+    def _retire(self, rank: int, pages: list[int], last_step: int) -> None:
+        if pages:
+            self.pools[rank].set_states(pages, PageState.RETIRING)
+            self._retiring.append((last_step, rank, pages))
 
     def collect(self, step: int) -> bool:
         """Free retiring pages whose last reader is step `step` or earlier; whether there were any."""
         if not self._retiring:
             return False
-        kept, pools = [], self.pools
-        for entry in self._retiring:
-            last_step, rank, page = entry
-            if last_step > step or pools[rank].pinned(page):
-                kept.append(entry)
-            else:
-                pools[rank].release(page)
-        freed = len(kept) < len(self._retiring)
+        kept, freed = [], False
+        for last_step, rank, pages in self._retiring:
+            pool, left = self.pools[rank], pages
+            if last_step <= step and (free := pool.unpinned(pages)):
+                pool.release_all(free)
+                left = pool.pinned(pages)
+                freed = True
+            if left:
+                kept.append((last_step, rank, left))
         self._retiring = kept
         return freed
 
     def unread(self, step: int) -> list[int]:
         """Pages of each rank that `collect(step)` would free."""
         counts = [0] * self.topo.ranks
-        for last_step, rank, page in self._retiring:
-            counts[rank] += last_step <= step and not self.pools[rank].pinned(page)
+        for last_step, rank, pages in self._retiring:
+            if last_step <= step:
+                counts[rank] += len(self.pools[rank].unpinned(pages))
         return counts
 
     def used(self, rank: int) -> int:
@@ -200,7 +200,7 @@ class KVStore:
 
     @property
     def num_retiring(self) -> int:
-        return len(self._retiring)
+        return sum(len(pages) for _, _, pages in self._retiring)
 
     def check(
         self,
@@ -216,7 +216,8 @@ class KVStore:
             for (_, rank), page in block.copies.items():
                 held[rank].add(page)
                 total += 1
-        for rank, page in [*extra, *((r, p) for _, r, p in self._retiring)]:
+        retiring = ((rank, page) for _, rank, pages in self._retiring for page in pages)
+        for rank, page in [*extra, *retiring]:
             held[rank].add(page)
             total += 1
         recurrent: list[set[int]] = [set() for _ in self.pools]

@@ -38,7 +38,7 @@ class SlotState(IntEnum):
     RESIDENT = 3
 
 
-NEVER_RELEASED = tuple(map(int, (PageState.FREE, PageState.NULL, PageState.WEIGHT)))
+NEVER_RELEASED = frozenset(map(int, (PageState.FREE, PageState.NULL, PageState.WEIGHT)))
 
 
 class PagePool:
@@ -130,6 +130,18 @@ class PagePool:
             self._slot_free[slot].append(page)
             self.available += self.slots[slot] is SlotState.KV
 
+    def release_all(self, pages: Sequence[int]) -> None:
+        """`release` of many."""
+        states = map(self._states.__getitem__, pages)
+        held = self._pins.keys().isdisjoint(pages) and NEVER_RELEASED.isdisjoint(states)
+        if held and min(pages) > self._null_page:
+            self.set_states(pages, PageState.FREE)
+            self._ordinary += pages
+            self.available += len(pages)
+        else:
+            for page in pages:
+                self.release(page)
+
     def pin(self, page: int) -> None:
         """A copier reads or writes the page: it is not released before `unpin`."""
         self._pins[page] = self._pins.get(page, 0) + 1
@@ -141,8 +153,15 @@ class PagePool:
         else:
             del self._pins[page]
 
-    def pinned(self, page: int) -> bool:
-        return page in self._pins
+    def pinned(self, pages: list[int]) -> list[int]:
+        """Those of `pages` that a copier has."""
+        pins = self._pins
+        return [page for page in pages if page in pins] if pins else []
+
+    def unpinned(self, pages: list[int]) -> list[int]:
+        """Those of `pages` that no copier has."""
+        pins = self._pins
+        return [page for page in pages if page not in pins] if pins else pages
 
     # ---- slots
 

@@ -56,6 +56,7 @@ SECTION_ORDER: tuple[Layout, ...] = (TP, DCP, DOP, CP, DP)
 """The global order of sections in a step: sharded projections first (DESIGN §2)."""
 
 _BY_PARTS = {(x.placement, x.projection): x for x in LAYOUTS.values()}
+_TOGGLED = {DOP: DP, DP: DOP, DCP: CP, CP: DCP}
 
 
 def layout_named(name: str) -> Layout:
@@ -67,8 +68,9 @@ def layout_named(name: str) -> Layout:
 
 
 def with_projection(layout: Layout, projection: Projection) -> Layout:
-    """The same placement under another projection: the toggle dp <-> dop, cp <-> dcp."""
-    return layout if layout.projection is projection else _BY_PARTS[layout.placement, projection]
+    """The same placement under another projection: the toggle dp <-> dop, cp <-> dcp; by_head has no full one
+    (KeyError)."""
+    return layout if layout.projection is projection else _TOGGLED[layout]
 
 
 def with_placement(layout: Layout, placement: Placement) -> Layout:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from operator import attrgetter
 
 from splash.layout.layouts import Assignment
 from splash.layout.rows import section_key_of
 from splash.sched.record import Record
+
+PLACE, ID = attrgetter("present"), attrgetter("id")
 
 
 class Decodes:
@@ -30,7 +33,7 @@ class Decodes:
     def places(self) -> Counter[Assignment]:
         """Rows by place; another object whenever they change. Counted when asked for: not at a boundary."""
         if self._places is None:
-            self._places = Counter(r.present for r in self.records)
+            self._places = Counter(map(PLACE, self.records))
         return self._places
 
     def disturb(self) -> None:
@@ -44,9 +47,7 @@ class Decodes:
     def settle(self) -> None:
         """Bring the list up to date."""
         if self._stale:
-            decoding = [r for r in self._running.values() if r.decoding]
-            self.records = sorted(decoding, key=lambda r: section_key_of(r.present, True, r.id))
-            self._places = None
+            self.records, self._places = self._in_order(), None
         elif self._left:
             self.records = [r for r in self.records if r.decoding]
             if self._places is not None:
@@ -55,3 +56,12 @@ class Decodes:
             return
         self.ids = tuple(r.id for r in self.records)
         self._left, self._stale = [], False
+
+    def _in_order(self) -> list[Record]:
+        """Place by place, which are few, in the order of their sections."""
+        by_place: dict[Assignment, list[Record]] = {}
+        for record in self._running.values():
+            if record.decoding:
+                by_place.setdefault(record.present, []).append(record)
+        places = sorted(by_place, key=lambda at: section_key_of(at, True, 0))
+        return [record for at in places for record in sorted(by_place[at], key=ID)]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
 from typing import NamedTuple
 
 from splash.core.events import RequestFlipped, StageCancelled, StageStarted
-from splash.layout.layouts import Assignment, Layout, Projection, assigned, with_projection
+from splash.layout.layouts import Assignment, Projection, assigned, with_projection
 from splash.sched.copies import CopyLedger
 from splash.sched.draft import PlanDraft
 from splash.sched.goals import choose_goals
 from splash.sched.record import Record
-from splash.sched.replicas import Replicas
+from splash.sched.replicas import Projections, Replicas
 from splash.sched.shared import Shared
 from splash.sched.staging import begin_staging
 from splash.sched.step import Stage
@@ -30,7 +31,7 @@ class Flipped(NamedTuple):
 
     record: Record
     step: int
-    old: Layout
+    old: Assignment
     staged_steps: int
     """0: its projection was toggled, which leaves its pages where they are."""
     num_bytes: int
@@ -51,7 +52,9 @@ class Moves:
         self._moving: dict[int, Record] = {}
         """Records whose placement is not their goal's, staged or not, in order."""
         self._flipped: list[Flipped] = []
-        """At the last boundary; settled in the background."""
+        """At the last boundary; told in the background."""
+        self._left: deque[Flipped] = deque()
+        """Told, and their old pages still to be retired."""
         self._cancelled: dict[int, Record] = {}
         """Records whose announced staging was given up: the executors must hear."""
         self._stranded_free: int | None = None
@@ -67,8 +70,8 @@ class Moves:
 
     @property
     def unsettled(self) -> bool:
-        """Requests have flipped: that is still to be told, and their old pages to be retired."""
-        return bool(self._flipped)
+        """Requests have flipped: that is still to be told, or their old pages to be retired."""
+        return bool(self._flipped or self._left)
 
     @property
     def stranded(self) -> bool:
@@ -81,10 +84,8 @@ class Moves:
 
     def reached(self) -> bool:
         """Every request has the projection that its goal wants, as far as the shards are there."""
-        return all(
-            r.present.layout is self._replicas.projected(r.goal.layout, r.present)
-            for r in self._running.values()
-        )
+        projected = Projections(self._replicas)
+        return all(r.present.layout is projected[r.goal.layout, r.present] for r in self._running.values())
 
     # ---- where to go
 
@@ -110,33 +111,38 @@ class Moves:
 
     def flip_ready(self, draft: PlanDraft) -> int:
         """Whose copies are all there changes its place; returns how many did."""
-        flips = 0
-        for record in [r for r in self._moving.values() if r.staging is not None and r.staging.ready]:
+        ready = [r for r in self._moving.values() if r.staging is not None and r.staging.ready]
+        if not ready:
+            return 0
+        self._replicas.left(*{r.present for r in ready})
+        projected = Projections(self._replicas)
+        for record in ready:
             staging = record.staging
             assert staging is not None
-            layout = self._replicas.projected(record.goal.layout, staging.next)
-            at = assigned(layout, staging.next.home)
+            at = assigned(projected[record.goal.layout, staging.next], staging.next.home)
             self._flip(draft, record, at, draft.step - staging.started_step + 1, staging.group.num_bytes)
             record.staging = None
             record.next = None
             self._cancelled.pop(record.id, None)
-            if record.placed:
-                del self._moving[record.id]
-            flips += 1
-        return flips
+            del self._moving[record.id]
+        return len(ready)
 
     def toggle(self, draft: PlanDraft) -> int:
         """Give every request the projection that its goal wants, as far as the shards are there."""
-        flips = 0
+        projected = Projections(self._replicas)
+        old: list[Assignment] = []
         for record in self._running.values():
-            wanted = self._replicas.projected(record.goal.layout, record.present)
-            upward = wanted.projection is Projection.FULL
-            if wanted is not record.present.layout and (record.placed or not upward):
-                self._flip(draft, record, assigned(wanted, record.present.home), 0, 0)
-                if record.next is not None:
-                    draft.stages.append(Stage(record.id, record.next))
-                flips += 1
-        return flips
+            present = record.present
+            wanted = projected[record.goal.layout, present]
+            if wanted is present.layout or (wanted.projection is Projection.FULL and not record.placed):
+                continue
+            old.append(present)
+            self._flip(draft, record, assigned(wanted, present.home), 0, 0)
+            if record.next is not None:
+                draft.stages.append(Stage(record.id, record.next))
+        if old:
+            self._replicas.left(*set(old))
+        return len(old)
 
     def announce(self, draft: PlanDraft) -> None:
         """Stagings that begin or were given up."""
@@ -155,27 +161,40 @@ class Moves:
     def _flip(
         self, draft: PlanDraft, record: Record, at: Assignment, staged_steps: int, num_bytes: int
     ) -> None:
-        self._flipped.append(Flipped(record, draft.step, record.present.layout, staged_steps, num_bytes))
-        self._replicas.left(record.present)
+        self._flipped.append(Flipped(record, draft.step, record.present, staged_steps, num_bytes))
         record.present = draft.flips[record.id] = at
 
     # ---- while the ranks compute
 
     def settle_flips(self) -> bool:
-        """Tell of those that have flipped, and retire their old pages; False if there are none."""
+        """Tell of all that have flipped, and retire their old pages; False if there are none of these."""
+        self.tell_flips()
+        return self.retire_left()
+
+    def retire_left(self, *, share: int = 1) -> bool:
+        """Retire the old pages of 1/share of those that have been told, or one; False if there are none."""
+        if not self._left:
+            return False
+        for _ in range(-(-len(self._left) // share)):
+            record, step, old, _, _ = self._left.popleft()
+            self._store.leave(record.blocks, old, record.present, step - 1)
+            self._replicas.drop_strays(record, step)
+        return True
+
+    def tell_flips(self) -> None:
+        """Tell of those that have flipped at the last boundary."""
         now, flipped, self._flipped = self._journal.now(), self._flipped, []
-        for record, step, old, staged_steps, num_bytes in flipped:
+        for entry in flipped:
+            record, step, old, staged_steps, num_bytes = entry
             at = record.present
             self._journal.emit(
                 RequestFlipped(
-                    now, step, record.id, old.name, at.layout.name, at.home, staged_steps, num_bytes
+                    now, step, record.id, old.layout.name, at.layout.name, at.home, staged_steps, num_bytes
                 )
             )
             self._course.flipped(record.id, step)
             if staged_steps:
-                self._store.keep_only(record.blocks, at, step - 1)
-                self._replicas.drop_strays(record, step)
-        return bool(flipped)
+                self._left.append(entry)
 
     def check_bounds(self, step: int, budget: int) -> None:
         """Cancel what takes past twice its prediction and some steps; it stays as it is."""
@@ -216,6 +235,7 @@ class Moves:
                 lacking.update(self._begin(record, first_step, lacking, margin))
 
     def _begin(self, record: Record, first_step: int, avoid: Collection[int], margin: int) -> list[int]:
+        self.retire_left()  # what it lacks is counted
         next_layout = with_projection(record.goal.layout, Projection.SHARDED)
         lacking = begin_staging(
             record,
@@ -254,15 +274,18 @@ class Moves:
         self._moving.pop(record.id, None)
         self._cancelled.pop(record.id, None)
         self._flipped = [entry for entry in self._flipped if entry.record is not record]
+        if self._left:
+            self._left = deque(entry for entry in self._left if entry.record is not record)
 
     def cancel(self, record: Record, reason: str, step: int) -> None:
         """Give up a request's staging: it stays as it is, reserved pages retire after `step`."""
-        assert record.staging is not None
-        self._say_cancelled(record, str(record.staging.next.layout), reason, step)
-        if record.staging.announced:
+        staging = record.staging
+        assert staging is not None
+        self._say_cancelled(record, str(staging.next.layout), reason, step)
+        if staging.announced:
             self._cancelled[record.id] = record
         self._drop(record)
-        self._store.keep_only(record.blocks, record.present, step)
+        self._store.leave(record.blocks, staging.next, record.present, step)
         self._replicas.drop_strays(record, step)
 
     def yield_room(self, step: int, ranks: Collection[int]) -> bool:

@@ -47,9 +47,9 @@ class Replicas:
 
     def projected(self, wanted: Layout, at: Assignment) -> Layout:
         """The layout at `at`'s place with the projection of `wanted`, if the shards it needs are resident."""
-        if wanted.projection is Projection.FULL:
-            full = assigned(with_projection(at.layout, Projection.FULL), at.home) if at.has_home else None
-            if full is not None and all(
+        if wanted.projection is Projection.FULL and at.has_home:
+            full = assigned(with_projection(at.layout, Projection.FULL), at.home)
+            if all(
                 self._residencies[r].phase is Phase.FULL for r in full_ranks(full, self._store.topo.ranks)
             ):
                 return full.layout
@@ -60,6 +60,11 @@ class Replicas:
         """Ranks are to be made full and are not yet."""
         wanted = self._wanted()
         return any(x.phase is not Phase.FULL and x.rank in wanted for x in self._residencies)
+
+    @property
+    def draining(self) -> bool:
+        """KV pages are being moved out of slots."""
+        return any(x.phase is Phase.DRAINING for x in self._residencies)
 
     @property
     def settled(self) -> bool:
@@ -254,3 +259,14 @@ class Replicas:
         )
         self._course.give_up()
         self._journal.emit(TargetRefused(self._journal.now(), step, self._course.target.name, reason))
+
+
+class Projections(dict[tuple[Layout, Assignment], Layout]):
+    """`Replicas.projected` at one moment: worked out once for requests that are alike."""
+
+    def __init__(self, replicas: Replicas) -> None:
+        self._replicas = replicas
+
+    def __missing__(self, key: tuple[Layout, Assignment]) -> Layout:
+        found = self[key] = self._replicas.projected(*key)
+        return found

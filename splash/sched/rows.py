@@ -62,7 +62,8 @@ class Rows:
         """While ranks compute the plan's rows: see where they are, if that can have changed."""
         places = self._decodes.places
         if self._chunk_places or places is not self._counted:
-            self._by_place = rows_by(places + self._chunk_places, self._ranks)
+            all_places = places + self._chunk_places if self._chunk_places else places
+            self._by_place = rows_by(all_places, self._ranks)
             self._counted = None if self._chunk_places else places
 
     def _take_chunks(self, draft: PlanDraft) -> None:

@@ -21,6 +21,10 @@ from splash.sched.shared import Shared
 from splash.sched.switch import Course
 from splash.sched.target import Target
 
+RETIRED_SHARE = 4
+"""Of the requests that have flipped lately 1/4 has its old pages retired in a step, from the second one in the new
+layout on: ranks that share their cores with the engine wait for this work, as they would wait for all of it at once."""
+
 
 class Transitions:
     """All machinery of switching."""
@@ -29,6 +33,7 @@ class Transitions:
         self._store = shared.store
         self._running = shared.running
         self._config = shared.config
+        self._progress = shared.progress
         self._journal = shared.journal
         self.ledger = CopyLedger(shared.store)
         self._course = Course(target, ledger=self.ledger, journal=shared.journal)
@@ -173,7 +178,9 @@ class Transitions:
         """Retire, reserve, queue and choose copies for the next plan; `step` is the plan in flight."""
         acks, self._acks = self._acks, []
         self.ledger.acknowledge(acks)
-        self._moves.settle_flips()
+        hurry = self._progress.short == step or self._replicas.draining
+        self._moves.retire_left(share=1 if hurry else RETIRED_SHARE)
+        self._moves.tell_flips()
         self._store.collect(step - 1)
         rested, self._rested = self._rested, False
         self._rested = self.at_rest
@@ -237,9 +244,9 @@ class Transitions:
         record.blocks, record.room, record.state = [], 0, []
 
     def relieve(self, step: int, ranks: Collection[int]) -> bool:
-        """Memory is short on `ranks` after the collected `step`: retire what the flips at this boundary have left, else
-        give up replicas that are only kept warm, else the newest staging with pages there, else a residency that grows
-        there. False if there is none of them."""
+        """Memory is short on `ranks` after the collected `step`: retire what flips have left, else give up replicas that
+        are only kept warm, else the newest staging with pages there, else a residency that grows there. False if there
+        is none of them."""
         return (
             self._moves.settle_flips()
             or self.drop_warm_replicas(step)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from splash.core.events import RequestFlipped, StageStarted, SwitchDone, TargetRefused
@@ -148,3 +150,23 @@ def test_a_flip_moves_nothing(old: str, new: str) -> None:
         if not h.scheduler.switching:
             break
     assert flips >= 4
+
+
+def test_what_flips_leave_retires_request_by_request() -> None:
+    """Red when the pages that many requests leave at once are all retired beside the first step in the new layout, or
+    some of them never are."""
+    h = settled("tp", [64] * 8)
+    h.scheduler.set_target("dop", "test")
+    while not h.plans[-1].flips:
+        h.step()
+    assert sum(len(flip.requests) for flip in h.plans[-1].flips) == 8
+    records = h.scheduler.running.values()
+    blocks = [len(record.blocks) for record in records]
+    extra = []
+    for _ in range(10):
+        extra.append(sum(len(block.copies) - 1 for record in records for block in record.blocks))
+        h.step()
+    assert extra[0] == (RANKS - 1) * sum(blocks), "no step after that of the flips has passed"
+    assert max(more - fewer for more, fewer in pairwise(extra)) == extra[0] // 4
+    assert extra[-1] == 0
+    assert h.scheduler.store.num_retiring == 0
