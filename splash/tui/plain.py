@@ -40,7 +40,8 @@ class PlainLines:
             self._state.log.close()
         self._write_closed()
         if is_due or isinstance(event, RunFinished):
-            self._write(status_line(self._state.snapshot()))
+            for line in status_lines(self._state.snapshot()):
+                self._write(line)
             self._next_status_t = (event.t // self._interval_s + 1) * self._interval_s
 
     def __enter__(self) -> PlainLines:
@@ -69,38 +70,33 @@ class PlainLines:
             raise
 
 
-def status_line(view: Snapshot) -> str:
-    """The figures of a frame in one line."""
-    parts = [
+def status_lines(view: Snapshot) -> list[str]:
+    """The figures of a frame in one line, and in a second one what is moving, if anything is."""
+    figures = [
         f"step {show_count(view.step)}",
         f"target {view.whole_target or 'N/A'}",
         f"{show_rate(view.tokens_per_s)} tok/s",
         _requests(view),
-        *_moving(view),
         *_ranks(view.ranks),
     ]
-    return f"{show_clock(view.t):>8}  " + " | ".join(parts)
+    moving = _moving(view)
+    return [f"{show_clock(view.t):>8}  {text}" for text in (" | ".join(figures), moving) if text]
 
 
-def _requests(view: Snapshot) -> str:
-    names = palette.order_of(view.running)
-    by_layout = ", ".join(f"{name} {show_count(view.running[name])}" for name in names)
-    running = f"running {show_count(view.num_running)}" + (f" ({by_layout})" if by_layout else "")
-    return f"{running}, waiting {show_count(view.waiting)}, done {show_count(view.totals.finished)}"
-
-
-def _moving(view: Snapshot) -> list[str]:
-    """The switch that is open, and how far KV and weights are that move."""
+def _moving(view: Snapshot) -> str:
+    """The switch that is open, and how far KV and weights are that move; empty if nothing does."""
     parts = []
-    if view.switch is not None:
-        parts.append(f"switch {show_change(view.switch)}, {plural(view.flips_left, 'flip')} left")
-    moves = [move for move in view.moves if move.flips_left]
+    moves = [move for move in view.moves if move.flips_left and move.num_bytes]
     if moves:
         arrived, whole = sum(move.arrived for move in moves), sum(move.num_bytes for move in moves)
         parts.append(f"KV {_share(arrived, whole)}")
     if view.weights is not None and not view.weights.is_done:
         parts.append(f"weights {_share(view.weights.arrived, view.weights.num_bytes)}")
-    return [", ".join(parts)] if parts else []
+    moved = ", ".join(parts)
+    if view.switch is None:
+        return f"moving {moved}" if moved else ""
+    switch = f"switch {show_change(view.switch)}, {plural(view.flips_left, 'flip')} left"
+    return f"{switch}, {moved}" if moved else switch
 
 
 def _share(arrived: int, whole: int) -> str:
@@ -108,22 +104,33 @@ def _share(arrived: int, whole: int) -> str:
     return f"{show_share(arrived / whole).strip()} of {show_bytes(whole)}" if whole else "0 B"
 
 
+def _requests(view: Snapshot) -> str:
+    """`running 24 (tp 12, dop 12), waiting 3, done 9`, or `running 24 in tp, done 9`."""
+    names = palette.order_of(view.running)
+    running = f"running {show_count(view.num_running)}"
+    if len(names) == 1:
+        running += f" in {names[0]}"
+    elif names:
+        running += f" ({', '.join(f'{name} {show_count(view.running[name])}' for name in names)})"
+    waiting = f", waiting {show_count(view.waiting)}" if view.waiting else ""
+    return f"{running}{waiting}, done {show_count(view.totals.finished)}"
+
+
 def _ranks(ranks: Sequence[RankState]) -> list[str]:
-    """`8 ranks: 1 own 7 kv, 62–64 % of pages free, 14–37 rows`: the least and the most of any rank."""
+    """`slots 1 own 7 kv, pages 62–64 % free, rows 14–37`: the least and the most of any rank."""
     if not ranks:
         return []
     wholes = [sum(rank.pages.values()) for rank in ranks]
-    free = "pages N/A"
+    free = "N/A"
     if all(wholes):
         percents = [
             rank.pages.get("free", 0) * 100 // whole for rank, whole in zip(ranks, wholes, strict=True)
         ]
-        free = f"{_span(percents)} % of pages free"
+        free = f"{_span(percents)} % free"
     words = dict.fromkeys(word for rank in ranks for word in sorted(rank.slots, key="own".__ne__))
     slots = [f"{_span([rank.slots.count(word) for rank in ranks])} {clean(word)}" for word in words]
-    numbers = [rank.rows for rank in ranks]
-    rows = f"{_span(numbers)} {'row' if set(numbers) == {1} else 'rows'}"
-    return [f"{plural(len(ranks), 'rank')}: {' '.join(slots) or 'slots N/A'}, {free}, {rows}"]
+    rows = _span([rank.rows for rank in ranks])
+    return [f"slots {' '.join(slots) or 'N/A'}, pages {free}, rows {rows}"]
 
 
 def _span(numbers: Sequence[int]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from splash.core.events import (
@@ -26,6 +26,9 @@ from splash.layout.layouts import LAYOUTS, Placement
 from splash.sched.target import Target
 from splash.tui.log import Entry
 from splash.tui.units import clean, plural, show_bytes, show_count, show_seconds
+
+MOST_NAMED = 4
+"""Ranks that are listed by number."""
 
 
 def describe(entry: Entry) -> str:
@@ -89,10 +92,10 @@ def show_change(event: TargetChanged | SwitchDone) -> str:
 def outcome_of(event: SwitchDone) -> str:
     """The figures of a switch that ended; its bytes are KV and weights together."""
     kv = event.bytes_received - event.weight_bytes_received
+    moved = [(kv, "KV"), (event.weight_bytes_received, "weights")]
     parts = [
         plural(event.requests, "request"),
-        f"{show_bytes(kv)} KV",
-        f"{show_bytes(event.weight_bytes_received)} weights",
+        *([f"{show_bytes(size)} {what}" for size, what in moved if size] or ["nothing moved"]),
         plural(event.steps, "step"),
         show_seconds(event.seconds),
     ]
@@ -133,9 +136,7 @@ def _arrived(entry: Entry, event: RequestArrived) -> str:
 def _admitted(entry: Entry, event: RequestAdmitted) -> str:
     layout = LAYOUTS.get(event.layout)
     has_owner = layout is not None and layout.placement is Placement.OWNER
-    ranks = ", ".join(sorted(entry.words, key=int))
-    noun = "ranks" if len(entry.words) > 1 else "rank"
-    where = f" on {noun} {ranks}" if has_owner and len(entry.words) <= 4 else ""
+    where = f" on {_these_ranks(entry.words)}" if has_owner and len(entry.words) <= MOST_NAMED else ""
     return f"{_who(entry, event.request)} admitted in {event.layout}{where}"
 
 
@@ -217,9 +218,16 @@ _SLOT_STORIES = {
 def _residency(entry: Entry, event: ResidencyChanged) -> str:
     _, before, after = entry.key
     story = _SLOT_STORIES.get((before, after), f"{after}, {before} before")
-    ranks = ", ".join(sorted(entry.words, key=int))
     slots = plural(sum(entry.words.values()), "slot")
-    return f"{slots} on rank{'s' if len(entry.words) > 1 else ''} {ranks} {story}"
+    return f"{slots} on {_these_ranks(entry.words)} {story}"
+
+
+def _these_ranks(ranks: Iterable[str]) -> str:
+    """`rank 0`, `ranks 0, 1`, or their number where they are many."""
+    names = sorted(ranks, key=int)
+    if len(names) > MOST_NAMED:
+        return plural(len(names), "rank")
+    return f"rank{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
 def _done(entry: Entry, event: SwitchDone) -> str:

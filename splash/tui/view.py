@@ -21,7 +21,7 @@ from splash.tui.views.transitions import transitions
 WIDE_WIDTH, WIDE_HEIGHT = 100, 30
 """From this size on panels have frames and stand side by side; below, thin rules part them."""
 
-ASIDE = 22
+ASIDE = 20
 """Columns of the rule over the transitions that are its title's, and its ends'."""
 LEAST_EVENTS = 2
 """Lines of events that frames must leave room for."""
@@ -105,7 +105,11 @@ def _wide(view: Snapshot, width: int, height: int) -> list[Text]:
         box("requests", rows_of_step(view), requests(view, right - 4, top - 2), right, top),
     )
     lines += box(
-        "transitions", predicted(view, width - ASIDE), transitions(view, inside, moving - 2), width, moving
+        "transitions",
+        predicted(view, width - ASIDE - 1),
+        transitions(view, inside, moving - 2),
+        width,
+        moving,
     )
     lines += box("layouts over time", line(), band(view, inside, picture - 2), width, picture)
     return lines + box("events", line(), events(view, inside, rest - 2), width, rest)

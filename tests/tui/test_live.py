@@ -102,9 +102,9 @@ def test_plain_lines_contain_the_same_facts() -> None:
         "serve splash-demo (deepseek_v3, 3.1 M) on cpu, 2 ranks", "24 requests arrive: 4,344 prompt tokens",
         "target tp → dp: 24 short requests", "24 requests stage tp → dop: 96.0 KiB",
         "switch tp → dp done: 24 requests, 96.0 KiB KV, 11.4 MiB weights, 14 steps, 255 ms, boundary ≤ 1.1 ms",
-        "run done", "target dp", "tok/s", "running 24 (tp 12, dop 12)", "waiting 0",
-        "switch tp → dp, 24 flips left", "weights",
-        "2 ranks: 1 own 1 filling, ", "2 ranks with 700 pages", " % of pages free, ", " 18 rows",
+        "run done", "target dp", "tok/s", "running 24 (tp 12, dop 12), done 0", "running 3 in tp",
+        "s  switch tp → dp, 24 flips left", "weights",
+        "slots 1 own 1 filling, pages ", "2 ranks with 700 pages", " % free, ", "rows 18",
     ):  # fmt: skip
         assert fact in text, fact
     assert "\x1b" not in text
@@ -123,11 +123,18 @@ def test_plain_lines_are_in_order_and_one_status_a_second() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 8, 64])
 def test_a_status_line_can_be_read(ranks: int) -> None:
-    """Red when a line grows with the ranks, or leaves out how far they lie apart."""
-    text = plain_text(Run(ranks=ranks, requests=40, switches=()))
+    """Red when a line grows with the ranks or while a switch is open, or leaves out how far ranks lie apart."""
+    text = plain_text(Run(ranks=ranks, requests=40), interval_s=0.02)
     status = [line for line in text.splitlines() if " | target " in line]
-    assert max(map(len, status)) <= 160
-    assert re.search(rf"\| {ranks} ranks: 1 own {ranks - 1} kv, (\d+–)?\d+ % of pages free, ", status[0])
+    assert max(map(len, text.splitlines()[1:])) <= 160
+    figures = rf"\| slots 1 own {ranks - 1} kv, pages (\d+–)?\d+ % free, rows \d+"
+    assert any(re.search(figures, line) for line in status)
+    assert ", waiting 37, done 0 | " in status[1]
+    moving = [line for line in text.splitlines() if " flips left" in line]
+    assert any(
+        re.search(r"switch tp → dp, 40 flips left, KV \d+ % of .*, weights \d+ % of ", line)
+        for line in moving
+    )
 
 
 def test_plain_lines_far_between_do_not_merge() -> None:

@@ -47,14 +47,14 @@ def test_a_frame_shows_every_prediction(width: int, height: int) -> None:
     """Red when a layout's figure is lost, or the best or the present one cannot be told."""
     text = frame(snapshot(asked(0.5, 19, "tp"), ranks=8), width, height)
     shown = (
-        "▸D dp 12.1 ms",
+        "step, best first: D dp 12.1 ms",
         "O dop 13.1 ms",
         "T tp 19.3 ms, observed 19.7 ms",
         "S dcp 29.8 ms",
         "C cp 30.1 ms",
     )
     if width < 160:
-        shown = ("▸D 12.1", "O 13.1", "T 19.3/19.7", "S 29.8", "C 30.1")
+        shown = ("ms, best first: D 12.1", "O 13.1", "T 19.3/19.7", "S 29.8", "C 30.1")
     places = [text.index(figure) for figure in shown]
     assert places == sorted(places), "the best first"
 
@@ -64,16 +64,16 @@ def test_without_predictions_there_is_nothing() -> None:
     view = snapshot()
     assert predicted(view, 200).plain == ""
     for width, height in SIZES:
-        assert "▸" not in frame(view, width, height)
+        assert "best first" not in frame(view, width, height)
         assert "predicted" not in frame(view, width, height)
 
 
 def test_what_does_not_fit_is_left_out_whole() -> None:
     """Red when a figure is cut, so that another one is read."""
     view = snapshot(asked(0.5, 19, "tp"))
-    lengths = {predicted(view, width).cell_len for width in range(120)}
-    assert len(lengths) == 5, "nothing and four forms"
-    assert all(predicted(view, width).cell_len <= width for width in range(120))
+    lengths = {predicted(view, width).cell_len for width in range(130)}
+    assert len(lengths) == 6, "nothing and five forms"
+    assert all(predicted(view, width).cell_len <= width for width in range(130))
     without = snapshot(asked(0.5, 19, "tp", observed_s=None))
     assert "observed" not in predicted(without, 200).plain
 

@@ -8,11 +8,12 @@ import pytest
 from rich.console import Console
 
 from splash.core import events as e
-from splash.tui.palette import LAYOUT_LETTERS
-from splash.tui.plain import status_line
+from splash.tui.palette import FAINT, LAYOUT_LETTERS, STRONG
+from splash.tui.plain import status_lines
 from splash.tui.state import RankState, Snapshot, ViewState
 from splash.tui.view import Frame, draw, last_look
-from splash.tui.views.lines import apportion
+from splash.tui.views.lines import apportion, fold
+from splash.tui.views.lines import line as line_of
 from splash.tui.views.ranks import strip
 from splash.tui.views.requests import requests, rows_of_step
 from splash.tui.views.transitions import arrow
@@ -93,6 +94,39 @@ def test_a_wide_frame_shows_more() -> None:
                  "rank 0 → 1 48.0 KiB, 1 → 0 48.0 KiB", "18 pages out", "S dcp", "C cp", "24 decode  0 prefill rows",
                  "12 rows", "one column", "24 requests arrive"):  # fmt: skip
         assert fact in text, fact
+
+
+def test_lines_are_folded_between_words() -> None:
+    """Red when a line is too long, a word is broken or lost, or a style moves to another word."""
+    text = line_of(("  0.1 s  ", FAINT), ("twelve short words of a reason that goes on and on", STRONG))
+    folded = fold(text, 24, indent=9, at_most=9)
+    assert [part.plain for part in folded] == [
+        "  0.1 s  twelve short",
+        "         words of a",
+        "         reason that",
+        "         goes on and on",
+    ]
+    assert [span.style for part in folded for span in part.spans if span.style is STRONG] == [STRONG] * 4
+    assert [part.plain for part in fold(text, 24, indent=9, at_most=2)][1].endswith("on and on"), "to be cut"
+    first, *_ = fold(text, 30, indent=9, first=21, at_most=9)
+    assert first.plain == "  0.1 s  twelve short"
+    assert [part.plain for part in fold(line_of(("x" * 50, STRONG)), 24, indent=9)] == ["x" * 50]
+
+
+def test_reasons_are_read_whole_at_80_columns() -> None:
+    """Red when the reason of a switch ends in an ellipsis where lines are free, in its panel or among the events."""
+    reason = (
+        "few long requests are left, 3 running, and their mean context of 12,345 tokens is what counts now"
+    )
+    state = ViewState()
+    for event in Run(last_step=60, switches=((55, "dcp", reason),)).events():
+        state.fold(event)
+        if isinstance(event, e.TargetChanged):
+            break
+    text = text_of(state.snapshot(), 80, 24)
+    panel, events = (" ".join(part.split()) for part in text[text.index("transitions") :].split("─ events"))
+    assert "12,345 tokens is what counts now" in panel.replace("24 flips left ", "")
+    assert f"target tp → dcp: {reason}" in events
 
 
 def test_the_last_switch_stays_with_its_figures() -> None:
@@ -209,7 +243,7 @@ def test_long_requests_apart_are_named(width: int) -> None:
     view = state.snapshot()
     assert view.away == 0
     assert "all 11 running requests in dp+cp from 32 K since step 60: why" in text_of(view, width, 40)
-    assert "target dp+cp from 32 K |" in status_line(view)
+    assert "target dp+cp from 32 K |" in status_lines(view)[0]
 
 
 @pytest.mark.parametrize("model", ["glm-5.3-flash", "a-checkpoint-whose-folder-has-a-very-long-name-indeed"])
@@ -269,6 +303,6 @@ def test_one_row_is_no_plural() -> None:
         rows_by_layout={"tp": 1},
         prefill_rows=1,
     )
-    assert status_line(view).endswith(", 1 row")
+    assert status_lines(view)[0].endswith(", rows 1")
     assert rows_of_step(view).plain.endswith(" 1 prefill row")
     assert any(line.plain.rstrip().endswith(" 1 row") for line in requests(view, 80, 10))

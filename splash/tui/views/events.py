@@ -10,7 +10,7 @@ from rich.text import Text
 from splash.tui import palette
 from splash.tui.state import LogLine, Snapshot
 from splash.tui.units import show_clock
-from splash.tui.views.lines import line
+from splash.tui.views.lines import fold, line
 
 _LAYOUT_WORD = re.compile(r"(?<![\w-])(" + "|".join(palette.LAYOUT_ORDER) + r")(?![\w-])")
 
@@ -23,9 +23,16 @@ _STYLES: dict[str, Style] = {
 }
 
 
+INDENT = 11
+"""Where the text of an event begins."""
+
+
 def events(view: Snapshot, width: int, height: int) -> list[Text]:
-    """The latest `height` lines of the log."""
-    return [_event(entry) for entry in view.log[-height:]] if height > 0 else []
+    """The latest `height` lines of the log; an event that is longer than a line takes more."""
+    if height <= 0:
+        return []
+    lines = [folded for entry in view.log[-height:] for folded in fold(_event(entry), width, indent=INDENT)]
+    return lines[-height:]
 
 
 def _event(entry: LogLine) -> Text:

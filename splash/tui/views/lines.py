@@ -1,4 +1,4 @@
-"""Lines of exact width, and the few shapes that panels are made of. Nothing here wraps, ever."""
+"""Lines of exact width, and the few shapes that panels are made of. The terminal wraps nothing of it, ever."""
 
 from __future__ import annotations
 
@@ -24,6 +24,20 @@ def fit(text: Text, width: int) -> Text:
     """Cut with an ellipsis, or padded, to exactly `width` cells (in place)."""
     text.truncate(max(width, 0), overflow="ellipsis", pad=True)
     return text
+
+
+def fold(text: Text, width: int, *, indent: int, first: int = 0, at_most: int = 3) -> list[Text]:
+    """Lines of `width` cells (the first of `first`, if that is given), broken between words, the later ones indented.
+    What is left for the last of `at_most` may be too long, and is to be cut."""
+    lines, room, rest = list[Text](), first or width, text
+    while rest.cell_len > room and len(lines) + 1 < at_most:
+        at = rest.plain.rfind(" ", 0, room + 1)
+        if not rest.plain[: max(at, 0)].strip():
+            break
+        lines.append(rest[:at])
+        rest = line((" " * indent, palette.PLAIN)).append_text(rest[at + 1 :])
+        room = width
+    return [*lines, rest]
 
 
 def spread(left: Text, right: Text, width: int) -> Text:

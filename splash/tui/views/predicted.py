@@ -10,13 +10,10 @@ from splash.tui.state import Snapshot
 from splash.tui.units import show_seconds
 from splash.tui.views.lines import line
 
-BEST = "▸"
-"""Before the least."""
-
 
 def predicted(view: Snapshot, width: int) -> Text:
-    """`decode step ▸O dop 71.5 ms  T tp 73.0 ms, observed 72.4 ms  …`, or `ms ▸O 71.5  T 73/72.4  …`, layouts in
-    their colours, the best first; empty where nothing is predicted, or nothing fits."""
+    """`step, best first: O dop 71.5 ms  T tp 73.0 ms, observed 72.4 ms  …`, or `ms, best first: O 71.5  T 73/72.4  …`,
+    layouts in their colours; empty where nothing is predicted, or nothing fits."""
     if view.asked is None:
         return line()
     forms = (_figures(view.asked, label, with_names=names) for label, names in FORMS)
@@ -24,9 +21,10 @@ def predicted(view: Snapshot, width: int) -> Text:
 
 
 FORMS = (
-    ("predicted decode step ", True),
-    ("step ", True),
-    ("predicted decode step, ms ", False),
+    ("predicted decode step, best first: ", True),
+    ("step, best first: ", True),
+    ("predicted decode step, ms, best first: ", False),
+    ("ms, best first: ", False),
     ("ms ", False),
 )
 """(what the figures are, whether layouts are named), the fullest first."""
@@ -38,7 +36,7 @@ def _figures(asked: PolicyAsked, label: str, *, with_names: bool) -> Text:
     for place, (name, seconds) in enumerate(sorted(asked.predicted.items(), key=lambda item: item[1])):
         known = f"{palette.letter(name)} {name}" if with_names else palette.letter(name)
         text.append("  " if place else "")
-        text.append(f"{'' if place else BEST}{known} {show(seconds)}", palette.ink(name, place == 0))
+        text.append(f"{known} {show(seconds)}", palette.ink(name, place == 0))
         if name == asked.target and asked.observed_s is not None:
             text.append(observed, palette.LABEL).append(show(asked.observed_s), palette.STRONG)
     return text

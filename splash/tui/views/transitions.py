@@ -11,17 +11,19 @@ from splash.tui.moves import Move
 from splash.tui.state import Snapshot
 from splash.tui.texts import list_links, old_and_new, outcome_of, show_predicted
 from splash.tui.units import clean, plural, show_bytes, show_count, show_share
-from splash.tui.views.lines import bar, line, spread
+from splash.tui.views.lines import bar, fold, line, spread
 
+INDENT = 8
+"""Of what goes on in another line."""
 DETAILS = ((130, 38), (96, 23), (0, 0))
 """From which width on a move also says between which ranks its bytes travel, and the cells for that."""
 
 
 def transitions(view: Snapshot, width: int, height: int) -> list[Text]:
-    """The switch on top, the last outcome at the bottom, moves and weights between, so that nothing jumps."""
-    head = _switch(view, width)
+    """The switch on top, the last outcome at the bottom, moves and weights between, so that nothing jumps. Where lines
+    between are blank, either goes on there that is longer than a line."""
     if height < 2:
-        return [head]
+        return _switch(view, width, at_most=1)
     moving = [_move(move, width) for move in view.moves]
     if view.weights is not None:
         moving.insert(min(1, len(moving)), _weights(view, width))
@@ -29,8 +31,10 @@ def transitions(view: Snapshot, width: int, height: int) -> list[Text]:
     if len(moving) > room:
         hidden = len(moving) - max(room - 1, 0)
         moving = [*moving[: max(room - 1, 0)], line((f" and {hidden} more", palette.LABEL))][:room]
-    blanks = [line() for _ in range(room - len(moving))]
-    return [head, *moving, *blanks, _last(view)]
+    head = _switch(view, width, at_most=1 + room - len(moving))
+    last = fold(_last(view), width, indent=INDENT, at_most=2 + room - len(moving) - len(head))
+    blanks = [line() for _ in range(height - len(head) - len(moving) - len(last))]
+    return [*head, *moving, *blanks, *last]
 
 
 def arrow(old: str, new: str) -> Text:
@@ -52,10 +56,10 @@ def change(event: TargetChanged | SwitchDone) -> Text:
     )
 
 
-def _switch(view: Snapshot, width: int) -> Text:
+def _switch(view: Snapshot, width: int, *, at_most: int) -> list[Text]:
     switch = view.switch
     if switch is None:
-        return _steady(view)
+        return fold(_steady(view), width, indent=INDENT, at_most=at_most)
     left = line((" switch ", palette.LABEL)).append_text(change(switch))
     left.append(f"  {clean(switch.reason)}", palette.PLAIN)
     if switch.predicted and view.asked is None:
@@ -64,7 +68,8 @@ def _switch(view: Snapshot, width: int) -> Text:
         (f"  {show_count(view.flips_left)}", palette.STRONG),
         (" flip left " if view.flips_left == 1 else " flips left ", palette.LABEL),
     )
-    return spread(left, right, width)
+    first, *more = fold(left, width, indent=INDENT, first=max(width - right.cell_len, 1), at_most=at_most)
+    return [spread(first, right, width), *more]
 
 
 def _steady(view: Snapshot) -> Text:
