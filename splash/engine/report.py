@@ -62,12 +62,17 @@ class RequestReport:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """From the end of a step on its last rank to the start of the next forward on its first rank, plus
-    the excess of that first step over what is typical of its layout. `cost_s` is their sum."""
+    """What lies before a step, in seconds, and what the step takes more than is typical of its layout."""
 
     step: int
     flips: int
-    cost_s: float
+    between_s: float
+    """From the end of the step before on its last rank to the start of this one's forward on its first rank."""
+    excess_s: float
+
+    @property
+    def cost_s(self) -> float:
+        return self.between_s + self.excess_s
 
 
 def boundaries(steps: Iterable[StepDone]) -> list[Boundary]:
@@ -80,7 +85,7 @@ def boundaries(steps: Iterable[StepDone]) -> list[Boundary]:
     typical = _TypicalStep(decodes)
     follows = {b.step for a, b in pairwise(ordered) if b.step == a.step + 1 and b.boundary_s > 0}
     return [
-        Boundary(s.step, s.flips, s.boundary_s + s.forward_s - typical.seconds(s))
+        Boundary(s.step, s.flips, s.boundary_s, s.forward_s - typical.seconds(s))
         for s in decodes
         if s.step in follows
     ]

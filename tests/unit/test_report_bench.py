@@ -10,6 +10,7 @@ from bench.switch import (
     SETTLE_STEPS,
     Run,
     all_pairs,
+    compared,
     growth,
     joined,
     lost_seconds,
@@ -18,6 +19,7 @@ from bench.switch import (
     summary,
 )
 from splash.core.events import StepDone, SwitchDone
+from splash.engine.report import Boundary
 from splash.layout.layouts import LAYOUTS
 
 FORWARD, BOUNDARY = 0.1, 0.001
@@ -55,10 +57,27 @@ def test_what_a_switch_takes(slow: float, flip: float) -> None:
     assert staging_throughput(steps, [switch]) == pytest.approx(expected)
     figures = summary(Run(256, 16, tuple(steps), (switch,), 20.0, {}))
     assert figures["switch_cost"]["excess_s"] == pytest.approx(flip, abs=1e-9)
+    parts = figures["switch_cost"]["excess_between"], figures["switch_cost"]["excess_of_first_step"]
+    assert [part["median_s"] for part in parts] == pytest.approx([flip, 0.0], abs=1e-9)
     assert figures["lost_request_s"]["drain_and_restart"] == 320.0
     (pair,) = [p for p in figures["pairs"] if p["switches"]]
     assert (pair["from"], pair["to"], pair["flips"]) == ("tp", "dp", 1)
     assert SETTLE_STEPS < 20
+
+
+def test_the_interval_of_a_difference_of_medians_narrows_with_more_boundaries() -> None:
+    """Red when the interval says the spread of boundaries instead of how well their medians are known."""
+    widths = []
+    for count in (20, 500):
+        costs = [0.01 * number / count for number in range(count)]
+        found = [
+            Boundary(n, flips, cost + 0.002 * flips, 0.0) for flips in (0, 1) for n, cost in enumerate(costs)
+        ]
+        excess = compared(found, lambda b: b.cost_s)
+        assert excess.median_s == pytest.approx(0.002)
+        assert excess.low_s < 0.002 < excess.high_s
+        widths.append(excess.high_s - excess.low_s)
+    assert widths[1] < widths[0] / 3
 
 
 def _at(context: int, flip: float) -> Run:
