@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -10,7 +12,7 @@ from splash.hw import ops
 from splash.hw.figures import Condition, Figure, either, least, most
 from splash.hw.precision import Precision
 from splash.hw.profile import HardwareProfile, Prefill
-from splash.hw.rows import num_attention_layers, num_indexers
+from splash.hw.rows import KindsTable, Table, num_attention_layers, num_indexers
 from splash.spec.model import GQASpec, MLASpec, ModelSpec
 
 SCORE_BYTES = 4
@@ -98,6 +100,32 @@ class PlacedReads:
         return seconds
 
 
+Whole: TypeAlias = bool | tuple[bool, ...]
+"""Whether with all heads; or of each kind, where figures are [kinds, ...]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unabsorbed:
+    """What a chunk takes with keys and values that are projected up from the latents, in one layer."""
+
+    projecting: ops.Weights
+    """All latents of the prompts so far, once for the chunk."""
+    prefilling: ops.Prefilling
+    absorbing: Table | KindsTable
+    """Seconds of all layers that it saves, by rows: the products by W_UK and W_UV, head by head."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """What attends in one layer with some number of heads."""
+
+    decoding: ops.Decoding
+    prefilling: ops.Prefilling
+    """Of MLA absorbed."""
+    unabsorbed: Unabsorbed | None
+    """The other form that MLA has."""
+
+
 class AttentionCost:
     """What one rank needs to attend, with its own heads or with all of them (`whole`)."""
 
@@ -107,58 +135,45 @@ class AttentionCost:
         profile: HardwareProfile,
         ranks: int,
         precision: Precision,
+        max_rows: int,
     ) -> None:
+        """`max_rows`: of a step."""
         self._spec = spec
         self._profile = profile
         self._ranks = ranks
         self._precision = precision
+        self._max_rows = max_rows
         self._product = ops.gemm_kernel(profile, precision.attention).entry
         self._layers = num_attention_layers(spec)
         self._indexers = num_indexers(spec)
+        self._kernels: dict[Whole, Kernels] = {}
 
-    def decode_s(self, rows: Figure, context: Figure, selected: Figure, *, whole: Condition) -> Figure:
+    def decode_s(self, rows: Figure, context: Figure, selected: Figure, *, whole: Whole) -> Figure:
         """`rows` decode rows that see `context` cached tokens in all, and attend to `selected` of them."""
-        att, index, kv_bytes = self._spec.attention, self._spec.indexer, self._precision.kv_bytes
-        heads = self._heads(whole=whole)
-        if isinstance(att, GQASpec):
-            kv_heads = self._kv_heads(att, whole=whole)
-            share = kv_bytes * kv_heads / att.num_kv_heads
-            return self._layers * ops.gqa_decode_s(
-                self._profile, rows, context, heads, kv_heads, att.head_dim, share
-            )
-        shape = heads, att.latent_dim, att.kv_lora_rank, kv_bytes
+        decoding, index = self._with(whole).decoding, self._spec.indexer
         if index is None:
-            return self._layers * ops.mla_decode_s(self._profile, rows, context, *shape)
+            return self._layers * decoding.seconds(rows, context)
         keys = context / index.pool
         key_bytes = self._precision.index_bytes * index.pool
         scoring = chooses(selected, context) * ops.indexer_s(
             self._profile, rows, keys, index.num_heads, index.head_dim, key_bytes
         )
-        attending = ops.sparse_mla_decode_s(self._profile, rows, selected, *shape)
-        return self._indexers * scoring + self._layers * attending
+        return self._indexers * scoring + self._layers * decoding.seconds(rows, selected)
 
-    def prompt_s(self, reads: PromptReads, *, whole: Condition, absorbed: Condition) -> Figure:
+    def prompt_s(self, reads: PromptReads, *, whole: Whole, absorbed: Condition) -> Figure:
         """Chunks of prompts. `absorbed`: only that form can be had, since the queries came to the cache or attention
         is sparse, and the projections have what absorbing costs; else the faster form is taken, with that cost."""
-        att = self._spec.attention
-        if isinstance(att, GQASpec):
-            kv_bytes = self._precision.kv_bytes * self._kv_heads(att, whole=whole) / att.num_kv_heads
-            return self._layers * ops.gqa_prefill_s(
-                self._profile,
-                reads.pairs,
-                reads.tokens,
-                self._heads(whole=whole),
-                att.head_dim,
-                kv_bytes,
-                longest=reads.longest,
-            )
-        seconds = self._absorbed_s(att, reads, whole=whole)
+        kernels = self._with(whole)
+        other = kernels.unabsorbed
+        if other is None:
+            return self._layers * kernels.prefilling.seconds(reads.pairs, reads.tokens, reads.longest)
+        seconds = self._layers * kernels.prefilling.seconds(reads.selected, reads.tokens, reads.longest)
         if absorbed is True:
             return seconds
-        absorbing = self._absorbing_s(att, reads.projected, whole=whole)
-        return either(
-            absorbed, seconds, least(seconds + absorbing, self._unabsorbed_s(att, reads, whole=whole))
-        )
+        projecting = other.projecting.seconds(reads.tokens)
+        attending = other.prefilling.seconds(reads.pairs, reads.tokens, reads.longest)
+        unabsorbed = self._layers * (projecting + attending)
+        return either(absorbed, seconds, least(seconds + other.absorbing[reads.projected], unabsorbed))
 
     def scoring_s(self, reads: PromptReads) -> Figure:
         """The indexers, of chunks: scores as one matrix product, which the selection writes and reads once."""
@@ -183,50 +198,53 @@ class AttentionCost:
         """Tokens that a row attends to at most."""
         return float("inf") if self._spec.indexer is None else self._spec.indexer.top_k
 
-    def _absorbed_s(self, att: MLASpec, reads: PromptReads, *, whole: Condition) -> Figure:
-        return self._layers * ops.mla_prefill_s(
-            self._profile,
-            reads.selected,
-            reads.tokens,
-            self._heads(whole=whole),
-            att.latent_dim,
-            att.kv_lora_rank,
-            self._precision.kv_bytes,
-            longest=reads.longest,
+    def _with(self, whole: Whole) -> Kernels:
+        """Made once."""
+        if whole not in self._kernels:
+            self._kernels[whole] = self._made(whole)
+        return self._kernels[whole]
+
+    def _made(self, whole: Whole) -> Kernels:
+        att, kv_bytes = self._spec.attention, self._precision.kv_bytes
+        heads = self._heads(att.num_heads, whole)
+        if isinstance(att, GQASpec):
+            kv_heads = self._heads(att.num_kv_heads, whole)
+            share = kv_bytes * kv_heads / att.num_kv_heads
+            return Kernels(
+                ops.gqa_decoding(self._profile, heads, kv_heads, att.head_dim, share),
+                ops.Prefilling.of(self.prefill, heads * 2 * att.head_dim, share),
+                None,
+            )
+        sparse = self._spec.indexer is not None
+        shape = att.latent_dim, att.kv_lora_rank, kv_bytes
+        return Kernels(
+            ops.mla_decoding(self._profile, heads, *shape, sparse=sparse),
+            ops.Prefilling.of(self.prefill, heads * (att.latent_dim + att.kv_lora_rank), kv_bytes),
+            self._unabsorbed(att, whole),
         )
 
-    def _absorbing_s(self, att: MLASpec, rows: Figure, *, whole: Condition) -> Figure:
-        """The products by W_UK and W_UV, head by head."""
-        heads, dtype = self._heads(whole=whole), self._precision.attention
+    def _unabsorbed(self, att: MLASpec, whole: Whole) -> Unabsorbed:
+        heads, width = self._heads(att.num_heads, whole), att.nope_dim + att.rope_dim + att.v_dim
+        up, dtype = heads * (att.nope_dim + att.v_dim), self._precision.attention
+        return Unabsorbed(
+            ops.Weights.of(self._product, 1, up, att.kv_lora_rank, dtype),
+            ops.Prefilling.of(self.prefill, heads * width, 2.0 * heads * width),
+            self._absorbing(att, whole)
+            if isinstance(whole, bool)
+            else KindsTable([self._absorbing(att, kind) for kind in whole]),
+        )
+
+    def _absorbing(self, att: MLASpec, whole: bool) -> Table:
+        rows = np.arange(self._max_rows + 1, dtype=np.float64)
+        heads, dtype = self._heads(att.num_heads, whole), self._precision.attention
         keys = ops.product_s(self._product, heads, rows, att.kv_lora_rank, att.nope_dim, dtype)
         values = ops.product_s(self._product, heads, rows, att.v_dim, att.kv_lora_rank, dtype)
-        return self._layers * (keys + values)
+        return Table(self._layers * (keys + values))
 
-    def _unabsorbed_s(self, att: MLASpec, reads: PromptReads, *, whole: Condition) -> Figure:
-        """All latents of the prompts so far are projected up, once for the chunk."""
-        heads, qk = self._heads(whole=whole), att.nope_dim + att.rope_dim
-        up = heads * (att.nope_dim + att.v_dim)
-        projecting = ops.product_s(
-            self._product, 1, reads.tokens, up, att.kv_lora_rank, self._precision.attention
-        )
-        attending = ops.mla_prefill_s(
-            self._profile,
-            reads.pairs,
-            reads.tokens,
-            heads,
-            qk,
-            att.v_dim,
-            2.0 * heads * (qk + att.v_dim),
-            longest=reads.longest,
-        )
-        return self._layers * (projecting + attending)
-
-    def _heads(self, *, whole: Condition) -> Figure:
-        heads = self._spec.attention.num_heads
-        return either(whole, heads, heads // self._ranks)
-
-    def _kv_heads(self, att: GQASpec, *, whole: Condition) -> Figure:
-        return either(whole, att.num_kv_heads, max(1, att.num_kv_heads // self._ranks))
+    def _heads(self, num_heads: int, whole: Whole) -> Figure:
+        """Of so many, those that a rank attends with."""
+        condition = whole if isinstance(whole, bool) else np.array(whole).reshape(-1, 1, 1)
+        return either(condition, num_heads, max(1, num_heads // self._ranks))
 
 
 def chooses(selected: Figure, context: Figure) -> Condition:

@@ -84,7 +84,7 @@ class CostModel:
         self._tables = row_tables(
             spec, profile, ranks, precision, max_rows, balanced=balanced_experts, divided=divided_latents
         )
-        self._attention = AttentionCost(spec, profile, ranks, precision)
+        self._attention = AttentionCost(spec, profile, ranks, precision, max_rows)
         self._traffic = TrafficCost(spec, profile, ranks, precision)
         self._counting = Counting(
             ranks, self.keeps, self._attention.prefill, unabsorbed=unabsorbed, traffic=self._traffic

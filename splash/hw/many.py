@@ -5,7 +5,8 @@ A policy asks about some dozens of steps at a time. Counted and priced one by on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -13,104 +14,68 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from splash.hw.attention import AttentionCost, PromptReads, chooses
-from splash.hw.figures import Figure, either, over_ranks
+from splash.hw import ops
+from splash.hw.attention import AttentionCost, PromptReads, chooses, selected_pairs
+from splash.hw.classes import AT_HOME, CHUNKS, COUNTS, DECODES, WAYS, AtHome, Counts, Way
+from splash.hw.figures import Figure, over_ranks
 from splash.hw.tally import KINDS, ChunkReads, Counting, DecodeReads, Reads, Rows, ScoredReads, Tally
 from splash.hw.traffic import Traffic
-from splash.layout.layouts import LAYOUTS, Placement, Projection
-from splash.layout.rows import Method
 from splash.layout.work import DecodeRows, PromptRows, Work
 
 Column = npt.NDArray[Any]
 """One value for each group of decodes, or for each chunk; or several columns, [columns, values]."""
-Steps = npt.NDArray[Any]
-"""Figures of steps, [steps, 1] or [steps, ranks]; of several columns, [columns, steps, 1 or ranks]."""
+Sums = npt.NDArray[Any]
+"""[..., parts, 1 or ranks]. A part is all decodes of a step, or all its chunks; [..., steps, 1 or ranks] by step."""
 
-MOST_COLUMNS = 9
-CODES = {layout: code for code, layout in enumerate(LAYOUTS.values())}
-SHARDED = np.array([layout.projection is Projection.SHARDED for layout in CODES])
-OWNED = np.array([layout.placement is Placement.OWNER for layout in CODES])
-STRIPED = np.array([layout.placement is Placement.STRIPED for layout in CODES])
+PROJECTED = slice(Counts._fields.index("whole"), None)
+DECODE_KINDS = (False, True, True)
+"""Whether decodes are attended with all heads: by head, by an owner, in stripes."""
+STRIPED = np.array([False, False, True]).reshape(-1, 1, 1)
+CHUNK_KINDS = tuple(whole for whole, _ in KINDS)
+ABSORBED = np.array([absorbed for _, absorbed in KINDS]).reshape(-1, 1, 1)
 
 
 def tally_of(works: Sequence[Work], counting: Counting) -> Tally:
     """Of steps whose contexts are numbers."""
-    tally, received = _decoding([work.decodes for work in works], counting)
-    tally.sampled = np.array([[work.sampled] for work in works])
-    if any(work.prompts for work in works):
-        received = received + _add_chunks([work.prompts for work in works], tally, counting)
-    tally.scatters &= tally.decodes + tally.chunked >= counting.ranks
-    tally.traffic.into_owner = over_ranks(received)
-    tally.traffic.to_owners = received.sum(axis=-1, keepdims=True)
-    return tally
+    decodes, decoding = _distinct([work.decodes for work in works])
+    prompts, prompting = _distinct([work.prompts for work in works])
+    rows = _Rows(decodes, prompts, counting)
+
+    def by_step(sums: Sums) -> Sums:
+        return sums[:, decoding] + sums[:, len(decodes) + prompting]
+
+    counts, at_home = Counts(*by_step(rows.counts())), AtHome(*by_step(rows.at_home()))
+    gathering_s, candidates = by_step(rows.travelling())
+    return Tally(
+        decodes=counts.decodes,
+        chunked=counts.chunked,
+        sampled=np.array([work.sampled for work in works], np.intp)[:, np.newaxis],
+        scatters=(counts.unscattered == 0) & (counts.decodes + counts.chunked >= counting.ranks),
+        rows=Rows(
+            counts.shard,
+            counts.shard_absorbed,
+            counts.whole + at_home.whole,
+            counts.whole_absorbed + at_home.whole_absorbed,
+            counts.halved,
+        ),
+        traffic=Traffic(
+            over_ranks(at_home.received),
+            at_home.received.sum(axis=-1, keepdims=True),
+            counts.to_stripes,
+            counts.striped,
+            gathering_s,
+            candidates,
+        ),
+        decode_reads=[_Expanded(reads, decoding) for reads in rows.decode_reads()],
+        chunk_reads=[_Expanded(reads, prompting) for reads in rows.chunk_reads()],
+    )
 
 
-class _Sums:
-    """Adds columns up: by what each value belongs to, and by the rank where it counts. At most MOST_COLUMNS at once."""
-
-    def __init__(self, group: Column, home: Column, num_groups: int, ranks: int) -> None:
-        """`group`, `home`: of each value."""
-        self._group = group
-        self._place = group * ranks + home
-        self._shape = num_groups, ranks
-        starts = np.arange(MOST_COLUMNS)[:, np.newaxis]
-        self._groups = num_groups * starts + group
-        self._places = num_groups * ranks * starts + self._place
-        """Of each value of each column, one column after the other."""
-
-    def of(self, columns: Column) -> Steps:
-        """[columns, groups, 1], of several columns."""
-        return _added(columns, self._groups, self._shape[0]).reshape(len(columns), -1, 1)
-
-    def by_home(self, columns: Column) -> Steps:
-        """[columns, groups, ranks]"""
-        num_groups, ranks = self._shape
-        return _added(columns, self._places, num_groups * ranks).reshape(len(columns), num_groups, ranks)
-
-    def placed(self, columns: Column, alone: Column) -> Steps:
-        """What counts at home alone, and everywhere: [columns, groups, ranks], [columns, groups, 1] without the one."""
-        everywhere = self.of(columns * ~alone)
-        return everywhere + self.by_home(columns * alone) if alone.any() else everywhere
-
-    def most(self, column: Column, alone: Column) -> Steps:
-        """As `placed`, the largest values of one column, none of which is negative."""
-        everywhere = np.zeros((self._shape[0], 1))
-        np.maximum.at(everywhere[:, 0], self._group, column * ~alone)
-        if not alone.any():
-            return everywhere
-        largest = np.zeros(self._shape)
-        np.maximum.at(largest.reshape(-1), self._place, column * alone)
-        return np.maximum(everywhere, largest)
-
-
-def _added(columns: Column, places: Column, num_places: int) -> Column:
-    """In the order of the values: as one adds them up one by one."""
-    count = len(columns)
-    return np.bincount(places[:count].ravel(), columns.ravel(), count * num_places)
-
-
-class _Kinds:
-    """Rows of several kinds, of those that there are."""
-
-    def __init__(self, kind: Column, step: Column, home: Column, num_steps: int, ranks: int) -> None:
-        self.present = sorted(set(kind.tolist()))
-        self._shape = len(self.present), num_steps
-        group = np.searchsorted(self.present, kind) * num_steps + step
-        self._sums = _Sums(group, home, len(self.present) * num_steps, ranks)
-
-    def placed(self, columns: Column, alone: Column) -> Steps:
-        """[columns, kinds, steps, 1 or ranks]"""
-        return self._sums.placed(columns, alone).reshape(len(columns), *self._shape, -1)
-
-    def reads(self, columns: PromptReads, alone: Column) -> PromptReads:
-        """Of figures that are columns."""
-        table = [columns.pairs, columns.selected, columns.rows, columns.tokens, columns.projected]
-        reads = PromptReads(columns.prefill)
-        reads.pairs, reads.selected, reads.rows, reads.tokens, reads.projected = self.placed(
-            np.array(table), alone
-        )
-        reads.longest = self._sums.most(np.asarray(columns.longest), alone).reshape(*self._shape, -1)
-        return reads
+def _distinct(parts: Sequence[Any]) -> tuple[list[Any], Column]:
+    """Parts that are not the same object, and which of them each is: many steps share their decodes, or chunks."""
+    places: dict[int, int] = {}
+    which = [places.setdefault(id(part), len(places)) for part in parts]
+    return list({id(part): part for part in parts}.values()), np.array(which, np.intp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +83,7 @@ class _Expanded:
     """What is attended over in many steps: of each kind, in those that differ."""
 
     reads: Reads
-    """[kinds, distinct steps, 1 or ranks]"""
+    """[kinds, distinct steps, ranks]"""
     which: Column
     """Of the distinct ones, by step."""
 
@@ -126,144 +91,149 @@ class _Expanded:
         seconds, *others = np.asarray(self.reads.priced(attention))
         for kind in others:
             seconds = seconds + kind
-        steps: Steps = seconds[self.which]
+        steps: Sums = seconds[self.which]
         return steps
 
 
-def _distinct(parts: Sequence[Any]) -> tuple[list[Any], Column]:
-    """Parts that are not the same object, and which of them each is: many steps share their decodes, or chunks."""
-    places: dict[int, int] = {}
-    which = [places.setdefault(id(part), len(places)) for part in parts]
-    return list({id(part): part for part in parts}.values()), np.array(which)
+class _Places:
+    """Where values of rows are added up: in cells, each by the rank where a row counts, or on all ranks."""
+
+    def __init__(self, cells: Column, homes: Column, shape: tuple[int, ...], ranks: int) -> None:
+        """Of each value: its cell of that many, and its rank; `ranks` for all of them."""
+        self._places = cells * (ranks + 1) + homes
+        self._shape = *shape, ranks + 1
+        self._size = math.prod(self._shape)
+
+    def sums(self, columns: Column) -> Sums:
+        """[columns, *shape, ranks], in the order of the values: as one adds them up one by one."""
+        count = len(columns)
+        places = self._size * np.arange(count)[:, np.newaxis] + self._places
+        sums = np.bincount(places.ravel(), columns.ravel(), count * self._size).reshape(count, *self._shape)
+        return sums[..., :-1] + sums[..., -1:]
+
+    def most(self, column: Column) -> Sums:
+        """[*shape, ranks], the largest values; none is negative."""
+        largest = np.zeros(self._size)
+        np.maximum.at(largest, self._places, column)
+        largest = largest.reshape(self._shape)
+        return np.maximum(largest[..., :-1], largest[..., -1:])
 
 
-def _columns(rows: Iterable[tuple[float, ...]], width: int) -> Column:
-    """[width, values]"""
-    return np.fromiter(chain.from_iterable(rows), np.float64).reshape(-1, width).T
+class _Rows:
+    """Groups of decodes, and chunks after them, in columns. Each belongs to a part: a step's decodes, or its chunks."""
+
+    def __init__(
+        self,
+        decodes: Sequence[tuple[DecodeRows, ...]],
+        prompts: Sequence[tuple[PromptRows, ...]],
+        counting: Counting,
+    ) -> None:
+        self._counting = counting
+        self._num_decodings, self._num_promptings = len(decodes), len(prompts)
+        split = sum(map(len, decodes))
+        self._decodes, self._chunks = slice(split), slice(split, None)
+        rows = chain(_decode_rows(decodes), _chunk_rows(prompts, len(decodes)))
+        table = np.fromiter(chain.from_iterable(rows), np.float64).reshape(-1, 6).T
+        self._part, self._class, self._home = table[:3].astype(np.intp)
+        self._count = table[3]
+        self._context, self._selected = table[4:, :split]
+        self._start = table[4, split:]
+        self._end = self._start + self._count[split:]
+        self._beyond = self._end > counting.keeps
+        self._class[split:] += self._beyond | (not counting.unabsorbed)
+        self._way = way = Way(*WAYS[:, self._class])
+        self._projected = np.where(way.divided, -(-self._count // counting.ranks), self._count)
+
+    def counts(self) -> Sums:
+        """[fields of Counts, parts, 1]"""
+        sums = self._by_class(self._count) @ COUNTS
+        sums[:, PROJECTED] = self._by_class(self._projected) @ COUNTS[:, PROJECTED]
+        return sums.T[..., np.newaxis].astype(np.intp)
+
+    def at_home(self) -> Sums:
+        """[fields of AtHome, parts, ranks]"""
+        shape = (self._num_decodings + self._num_promptings,)
+        places = _Places(self._part, self._home, shape, self._counting.ranks)
+        return places.sums(self._count * AT_HOME[:, self._class]).astype(np.intp)
+
+    def travelling(self) -> Sums:
+        """[2, parts, 1]: seconds in which histories come, bytes of candidates."""
+        way, traffic, ranks = self._way, self._counting.traffic, self._counting.ranks
+        columns = np.zeros((2, len(self._count)))
+        gathered = way.gathered[self._chunks]
+        if gathered.any():
+            whole = way.divided[self._chunks] > 0
+            columns[0, self._chunks] = gathered * traffic.gathering_s(self._start, whole=whole)
+        scored = way.proposes * np.concatenate([chooses(self._selected, self._context), self._beyond])
+        if scored.any():
+            length = np.concatenate([self._context / self._count[self._decodes], self._end])
+            proposed = traffic.proposed(self._count, length, np.where(way.striped, ranks, 1))
+            columns[1] = scored * proposed
+        size = self._num_decodings + self._num_promptings
+        sums = [np.bincount(self._part, column, size) for column in columns]
+        return np.array(sums)[..., np.newaxis]
+
+    def decode_reads(self) -> Iterator[DecodeReads]:
+        """Of all kinds of decodes, [kinds, distinct, ranks]; nothing if there are none."""
+        if not self._context.size:
+            return
+        rows, shape = self._decodes, (len(DECODE_KINDS), self._num_decodings)
+        cells = self._way.kind[rows] * shape[1] + self._part[rows]
+        places = self._places(rows, cells, self._way.alone[rows], shape)
+        attended, seen, kept = places.sums(np.array([self._count[rows], self._context, self._selected]))
+        share = np.where(STRIPED, self._counting.ranks, 1)
+        yield DecodeReads(DECODE_KINDS, attended, seen / share, kept / share)
+
+    def chunk_reads(self) -> Iterator[Reads]:
+        """Of all kinds of chunks, [kinds, distinct, ranks]; nothing if there are none."""
+        if not self._start.size:
+            return
+        way, rows, shape = self._way, self._chunks, (len(KINDS), self._num_promptings)
+        parts = self._part[rows] - self._num_decodings
+        places = self._places(rows, way.kind[rows] * shape[1] + parts, way.alone[rows], shape)
+        yield ChunkReads(CHUNK_KINDS, ABSORBED, self._reads(slice(None), places, way.divided[rows]))
+        if self._beyond.any():
+            beyond = np.flatnonzero(self._beyond)
+            scored = rows.start + beyond
+            places = self._places(scored, parts[beyond], way.owned[scored], (1, shape[1]))
+            yield ScoredReads(self._reads(beyond, places, way.striped[scored]))
+
+    def _places(self, rows: Any, cells: Column, alone: Column, shape: tuple[int, ...]) -> _Places:
+        """Where `rows` are attended: by their owners if `alone`."""
+        ranks = self._counting.ranks
+        return _Places(cells, np.where(alone, self._home[rows], ranks), shape, ranks)
+
+    def _reads(self, chunks: Any, places: _Places, shared: Column) -> PromptReads:
+        """Of some of the chunks; the ranks have equal shares of those that are `shared`."""
+        counting = self._counting
+        start, count = self._start[chunks], self._count[self._chunks][chunks]
+        share = np.where(shared, 1 / counting.ranks, 1.0)
+        pairs = share * ops.prefill_pairs(counting.prefill, count, start)
+        selected = share * selected_pairs(start, count, counting.keeps)
+        end, projected = self._end[chunks], self._projected[self._chunks][chunks]
+        reads = PromptReads(counting.prefill)
+        reads.pairs, reads.selected, reads.rows, reads.tokens, projected = places.sums(
+            np.array([pairs, selected, count, end, projected])
+        )
+        reads.projected = projected.astype(np.intp)
+        reads.longest = places.most(end)
+        return reads
+
+    def _by_class(self, column: Column) -> Column:
+        """[parts, classes]"""
+        shape = self._num_decodings + self._num_promptings, len(COUNTS)
+        return np.bincount(self._part * shape[1] + self._class, column, math.prod(shape)).reshape(shape)
 
 
-def _counts(sums: Steps) -> Steps:
-    """To look up with."""
-    return sums.astype(np.intp)
+def _decode_rows(decodes: Sequence[tuple[DecodeRows, ...]]) -> Iterator[tuple[float, ...]]:
+    """Part, class, home, count and two figures of each."""
+    for part, groups in enumerate(decodes):
+        for at, rows, context, selected in groups:
+            yield part, DECODES[at.layout], at.home, rows, context, selected
 
 
-def _decoding(decodes: Sequence[tuple[DecodeRows, ...]], counting: Counting) -> tuple[Tally, Steps]:
-    """The tally of steps of decodes alone, and the rows whose queries come to each rank as an owner."""
-    distinct, which = _distinct(decodes)
-    ranks = counting.ranks
-    table = _columns(
-        (
-            (step, CODES[group.at.layout], group.at.home, group.rows, group.context, group.selected)
-            for step, groups in enumerate(distinct)
-            for group in groups
-        ),
-        width=6,
-    )
-    rows, context, selected = table[3:]
-    step, code, home = _counts(table[:3])
-    sums = _Sums(step, home, len(distinct), ranks)
-    sharded, owned, striped = SHARDED[code], OWNED[code], STRIPED[code]
-    dp, cp, dop, dcp = owned & ~sharded, striped & ~sharded, owned & sharded, striped & sharded
-    count, shard, halved, to_stripes, in_part, unscattered = sums.of(
-        rows * np.array([rows > 0, sharded, cp, dcp, striped, ~dp])
-    )[:, which]
-    whole, received = sums.by_home(rows * np.array([dp, dop]))[:, which]
-    proposed = counting.traffic.proposed(rows, context / rows, ranks)
-    (candidates,) = sums.of((striped * chooses(selected, context) * proposed)[np.newaxis])[:, which]
-
-    tally = Tally(
-        decodes=_counts(count),
-        chunked=0,
-        sampled=0,
-        scatters=unscattered == 0,
-        rows=Rows(_counts(shard), _counts(shard), _counts(whole), _counts(whole), _counts(halved)),
-        traffic=Traffic(to_stripes=to_stripes, striped=in_part, candidates=candidates),
-    )
-    kinds = _Kinds(owned + 2 * striped, step, home, len(distinct), ranks)
-    if kinds.present:
-        attended, seen, kept = kinds.placed(table[3:], owned)
-        kind = np.array(kinds.present).reshape(-1, 1, 1)
-        share = np.where(kind == 2, ranks, 1)
-        reads = DecodeReads(kind > 0, attended, seen / share, kept / share)
-        tally.decode_reads.append(_Expanded(reads, which))
-    return tally, received
-
-
-def _add_chunks(prompts: Sequence[tuple[PromptRows, ...]], tally: Tally, counting: Counting) -> Steps:
-    """Adds chunks to the tally of steps; returns the rows whose queries come to each rank as an owner."""
-    distinct, which = _distinct(prompts)
-    ranks, keeps = counting.ranks, counting.keeps
-    table = _columns(
-        (
-            (
-                step,
-                CODES[chunk.at.layout],
-                chunk.at.home,
-                chunk.method is Method.EXCHANGE,
-                chunk.method is Method.GATHER,
-                chunk.start,
-                chunk.count,
-            )
-            for step, chunks in enumerate(distinct)
-            for chunk in chunks
-        ),
-        width=7,
-    )
-    step, code, home = _counts(table[:3])
-    exchanged, gathered = table[3:5] > 0
-    start, count = table[5:]
-    sums = _Sums(step, home, len(distinct), ranks)
-    sharded, owned, striped = SHARDED[code], OWNED[code], STRIPED[code]
-    dp, cp, dop, dcp = owned & ~sharded, striped & ~sharded, owned & sharded, striped & sharded
-    beyond = start + count > keeps
-    absorbed = exchanged | beyond | (not counting.unabsorbed)
-    at_owner, divided = dp | (dop & exchanged), cp | (dcp & exchanged)
-    projected = np.where(divided, -(-count // ranks), count)
-
-    masks = [
-        count > 0,
-        sharded,
-        sharded & absorbed,
-        cp & exchanged,
-        dcp & exchanged,
-        striped & exchanged,
-        sharded | exchanged,
-    ]
-    alike, alone = [cp & ~exchanged, cp & ~exchanged & absorbed], [dp, dp & absorbed, dop & exchanged]
-    chunked, shard, shard_absorbed, halved, to_stripes, in_part, unscattered, own, own_absorbed = sums.of(
-        np.concatenate([count * np.array(masks), projected * np.array(alike)])
-    )[:, which]
-    received: Steps
-    whole, whole_absorbed, received = sums.by_home(count * np.array(alone))[:, which]
-    rows, traffic, cost = tally.rows, tally.traffic, counting.traffic
-    tally.chunked = _counts(chunked)
-    tally.scatters &= unscattered == 0
-    rows.shard = rows.shard + _counts(shard)
-    rows.shard_absorbed = rows.shard_absorbed + _counts(shard_absorbed)
-    rows.whole = rows.whole + _counts(whole + own)
-    rows.whole_absorbed = rows.whole_absorbed + _counts(whole_absorbed + own_absorbed)
-    rows.halved = rows.halved + _counts(halved)
-
-    if gathered.any():
-        coming_s = either(cp, cost.gathering_s(start, whole=True), cost.gathering_s(start, whole=False))
-        (traffic.gathering_s,) = sums.of((gathered * coming_s)[np.newaxis])[:, which]
-    traffic.to_stripes = traffic.to_stripes + to_stripes
-    traffic.striped = traffic.striped + in_part
-
-    columns = PromptReads(counting.prefill)
-    columns.add(start, count, keeps, share=np.where(divided, 1 / ranks, 1.0), projected=projected)
-    kinds = _Kinds(2 * (at_owner | divided) + absorbed, step, home, len(distinct), ranks)
-    whole, absorbed = np.array([KINDS[kind] for kind in kinds.present]).T[..., np.newaxis, np.newaxis]
-    reads = ChunkReads(whole, absorbed, kinds.reads(columns, at_owner))
-    tally.chunk_reads.append(_Expanded(reads, which))
-    if beyond.any():
-        share = np.where(striped, 1 / ranks, 1.0)
-        scored = PromptReads(counting.prefill)
-        scored.add(start[beyond], count[beyond], keeps, share=share[beyond], projected=projected[beyond])
-        kinds = _Kinds(0 * step[beyond], step[beyond], home[beyond], len(distinct), ranks)
-        tally.chunk_reads.append(_Expanded(ScoredReads(kinds.reads(scored, owned[beyond])), which))
-        holders = np.where(striped, ranks, 1)
-        proposed = (beyond & (striped | (dop & gathered))) * cost.proposed(count, start + count, holders)
-        (candidates,) = sums.of(proposed[np.newaxis])[:, which]
-        traffic.candidates = traffic.candidates + candidates
-    return received
+def _chunk_rows(prompts: Sequence[tuple[PromptRows, ...]], first: int) -> Iterator[tuple[float, ...]]:
+    """As `_decode_rows`, where parts are counted from `first` on; there is but one figure."""
+    for part, chunks in enumerate(prompts, first):
+        for at, method, start, count in chunks:
+            yield part, CHUNKS[at.layout][method], at.home, count, start, 0

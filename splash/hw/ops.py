@@ -6,11 +6,13 @@ time. Overlapped times join as the root of the sum of their squares: near the ri
 one, by 41 % at most. Of the norms tried on the tables of GPUs this one fits best (`bench/fit_profiles.py`).
 """
 
+from __future__ import annotations
+
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -90,17 +92,44 @@ def batched_gemm_s(p: HardwareProfile, batch: Count, m: Count, n: Count, k: Coun
 
 def product_s(product: Product, batch: Count, m: Count, n: Count, k: Count, dtype: str) -> Seconds:
     """As `batched_gemm_s`, of one product or more by the kernel that weights of `dtype` get."""
-    alone = np.all(batch == 1) if isinstance(batch, np.ndarray) else batch == 1
-    shape = product if product.by_head is None or alone else product.by_head
-    activations, weights = ACTIVATION_BYTES[dtype], BYTES[dtype]
-    quantised = product.quantise_bandwidth is not None
-    row_bytes = k * (weights if quantised else activations) + n * activations
-    compute = m * (2.0 * batch * n * (k + _value(product.ramp)) / shape.flops.value)
-    traffic = (n * k * weights + m * row_bytes) * (batch / shape.bandwidth.value)
-    seconds = shape.fixed.value + _overlap(compute, traffic, k * _value(product.depth))
-    if product.quantise_bandwidth is not None:
-        seconds = seconds + m * (batch * k * (activations + weights) / product.quantise_bandwidth.value)
-    return (m > 0) * seconds
+    return Weights.of(product, batch, n, k, dtype).seconds(m)
+
+
+class Weights(NamedTuple):
+    """What products by weights of one shape take, by the rows that they are multiplied with."""
+
+    fixed_s: float
+    row_compute_s: Count
+    num_bytes: Count
+    row_bytes: Count
+    byte_s: Count
+    depth_s: Count
+    row_quantise_s: Count | None
+
+    @classmethod
+    def of(cls, product: Product, batch: Count, n: Count, k: Count, dtype: str) -> Weights:
+        """Of `batch` weights [k, n] by the kernel that those of `dtype` get."""
+        alone = np.all(batch == 1) if isinstance(batch, np.ndarray) else batch == 1
+        shape = product if product.by_head is None or alone else product.by_head
+        activations, weights = ACTIVATION_BYTES[dtype], BYTES[dtype]
+        quantise = product.quantise_bandwidth
+        return cls(
+            fixed_s=shape.fixed.value,
+            row_compute_s=2.0 * batch * n * (k + _value(product.ramp)) / shape.flops.value,
+            num_bytes=n * k * weights,
+            row_bytes=k * (activations if quantise is None else weights) + n * activations,
+            byte_s=batch / shape.bandwidth.value,
+            depth_s=k * _value(product.depth),
+            row_quantise_s=None if quantise is None else batch * k * (activations + weights) / quantise.value,
+        )
+
+    def seconds(self, rows: Count) -> Seconds:
+        compute = rows * self.row_compute_s
+        traffic = (self.num_bytes + rows * self.row_bytes) * self.byte_s
+        seconds = self.fixed_s + _overlap(compute, traffic, self.depth_s)
+        if self.row_quantise_s is not None:
+            seconds = seconds + rows * self.row_quantise_s
+        return (rows > 0) * seconds
 
 
 def grouped_gemm_s(
@@ -164,9 +193,7 @@ def mla_decode_s(
     here. `latent_dim` is what a query is multiplied with (512 + 64), `value_dim` what is summed (512), and
     `token_bytes` what one token and layer has in the cache; near a byte a number, the profile's entry for fp8 is used.
     """
-    fp8 = p.attention.mla_decode_fp8 if token_bytes < 1.5 * latent_dim else None
-    decode = fp8 or p.attention.mla_decode
-    return _decode(decode, rows, kv_tokens, heads, latent_dim + value_dim, token_bytes)
+    return mla_decoding(p, heads, latent_dim, value_dim, token_bytes).seconds(rows, kv_tokens)
 
 
 def sparse_mla_decode_s(
@@ -179,8 +206,8 @@ def sparse_mla_decode_s(
     token_bytes: float,
 ) -> Seconds:
     """As `mla_decode_s`, over the sum of the tokens that the rows selected; dense where the profile has no sparse."""
-    decode = p.attention.sparse_mla_decode or p.attention.mla_decode
-    return _decode(decode, rows, kv_tokens_selected, heads, latent_dim + value_dim, token_bytes)
+    attending = mla_decoding(p, heads, latent_dim, value_dim, token_bytes, sparse=True)
+    return attending.seconds(rows, kv_tokens_selected)
 
 
 def gqa_decode_s(
@@ -193,27 +220,70 @@ def gqa_decode_s(
     token_bytes: Count,
 ) -> Seconds:
     """Of grouped attention: `heads` query heads over `kv_heads`, whose k and v are `token_bytes` a token."""
-    multiple = _multiple(p.attention.gqa_decode)
-    computed = kv_heads * _round_up(heads / kv_heads, multiple)
-    return _decode(p.attention.gqa_decode, rows, kv_tokens, computed, 2 * head_dim, token_bytes)
+    return gqa_decoding(p, heads, kv_heads, head_dim, token_bytes).seconds(rows, kv_tokens)
 
 
-def _decode(
-    decode: Decode, rows: Count, kv_tokens: Count, heads: Count, width: int, token_bytes: Count
-) -> Seconds:
-    bandwidth = decode.bandwidth.value
-    compute = kv_tokens * (2.0 * _round_up(heads, _multiple(decode)) * width / _by_heads(decode, heads))
-    queries = rows * (heads * width * ACTIVATION_BYTES["bfloat16"] / bandwidth)
-    traffic = kv_tokens * (token_bytes / bandwidth) + queries
-    read = _overlap(compute, traffic, _one_row(rows, kv_tokens, decode.per_token))
-    fixed = decode.fixed.value
-    each = _value(decode.per_row) + heads * _value(decode.per_head)
-    seconds = fixed + read + rows * each
-    if decode.split is not None:
-        seconds = seconds + decode.split.value * read / (read + fixed + INSTANT)
-    if decode.gather_bandwidth is not None:
-        seconds = seconds + kv_tokens * (token_bytes / decode.gather_bandwidth.value)
-    return (kv_tokens > 0) * seconds
+def mla_decoding(
+    p: HardwareProfile,
+    heads: Count,
+    latent_dim: int,
+    value_dim: int,
+    token_bytes: float,
+    *,
+    sparse: bool = False,
+) -> Decoding:
+    """What `mla_decode_s`, or `sparse_mla_decode_s`, says of some rows and tokens."""
+    kernels = p.attention
+    fp8 = kernels.mla_decode_fp8 if token_bytes < 1.5 * latent_dim else None
+    decode = (kernels.sparse_mla_decode if sparse else fp8) or kernels.mla_decode
+    return Decoding.of(decode, heads, latent_dim + value_dim, token_bytes)
+
+
+def gqa_decoding(
+    p: HardwareProfile, heads: Count, kv_heads: Count, head_dim: int, token_bytes: Count
+) -> Decoding:
+    """What `gqa_decode_s` says of some rows and tokens."""
+    decode = p.attention.gqa_decode
+    computed = kv_heads * _round_up(heads / kv_heads, _multiple(decode))
+    return Decoding.of(decode, computed, 2 * head_dim, token_bytes)
+
+
+class Decoding(NamedTuple):
+    """What decodes take with so many heads, by their rows and the tokens that these read."""
+
+    fixed_s: float
+    token_compute_s: Count
+    token_read_s: Count
+    token_gather_s: Count | None
+    row_query_s: Count
+    row_s: Count
+    split_s: float | None
+    walk: Quantity | None
+
+    @classmethod
+    def of(cls, decode: Decode, heads: Count, width: int, token_bytes: Count) -> Decoding:
+        bandwidth, gather = decode.bandwidth.value, decode.gather_bandwidth
+        return cls(
+            fixed_s=decode.fixed.value,
+            token_compute_s=2.0 * _round_up(heads, _multiple(decode)) * width / _by_heads(decode, heads),
+            token_read_s=token_bytes / bandwidth,
+            token_gather_s=None if gather is None else token_bytes / gather.value,
+            row_query_s=heads * width * ACTIVATION_BYTES["bfloat16"] / bandwidth,
+            row_s=_value(decode.per_row) + heads * _value(decode.per_head),
+            split_s=None if decode.split is None else decode.split.value,
+            walk=decode.per_token,
+        )
+
+    def seconds(self, rows: Count, kv_tokens: Count) -> Seconds:
+        compute = kv_tokens * self.token_compute_s
+        traffic = kv_tokens * self.token_read_s + rows * self.row_query_s
+        read = _overlap(compute, traffic, _one_row(rows, kv_tokens, self.walk))
+        seconds = self.fixed_s + read + rows * self.row_s
+        if self.split_s is not None:
+            seconds = seconds + self.split_s * read / (read + self.fixed_s + INSTANT)
+        if self.token_gather_s is not None:
+            seconds = seconds + kv_tokens * self.token_gather_s
+        return (kv_tokens > 0) * seconds
 
 
 def _by_heads(decode: Decode, heads: Count) -> Count:
@@ -284,7 +354,7 @@ def mla_prefill_s(
     not said costs nothing.
     """
     width = heads * (qk_dim + v_dim)
-    return _prefill(p.attention.mla_prefill, pairs, kv_tokens, width, token_bytes, longest)
+    return Prefilling.of(p.attention.mla_prefill, width, token_bytes).seconds(pairs, kv_tokens, longest)
 
 
 def gqa_prefill_s(
@@ -299,15 +369,27 @@ def gqa_prefill_s(
 ) -> Seconds:
     """As `mla_prefill_s`, with keys and values of one width."""
     width = heads * 2 * head_dim
-    return _prefill(p.attention.gqa_prefill, pairs, kv_tokens, width, token_bytes, longest)
+    return Prefilling.of(p.attention.gqa_prefill, width, token_bytes).seconds(pairs, kv_tokens, longest)
 
 
-def _prefill(
-    prefill: Prefill, pairs: Count, kv_tokens: Count, width: Count, token_bytes: Count, longest: Count
-) -> Seconds:
-    compute = _overlap(pairs * (2.0 * width / prefill.flops.value), longest * _value(prefill.per_token))
-    traffic = kv_tokens * (token_bytes / prefill.bandwidth.value)
-    return (pairs > 0) * (prefill.fixed.value + compute + traffic)
+class Prefilling(NamedTuple):
+    """What prompt chunks take with so many heads, by their pairs and the tokens that they read."""
+
+    fixed_s: float
+    pair_s: Count
+    token_s: Count
+    walk_s: float
+
+    @classmethod
+    def of(cls, prefill: Prefill, width: Count, token_bytes: Count) -> Prefilling:
+        """`width`: numbers of a query and an output of all heads."""
+        flops, bandwidth = prefill.flops.value, prefill.bandwidth.value
+        walk_s = _value(prefill.per_token)
+        return cls(prefill.fixed.value, 2.0 * width / flops, token_bytes / bandwidth, walk_s)
+
+    def seconds(self, pairs: Count, kv_tokens: Count, longest: Count) -> Seconds:
+        compute = _overlap(pairs * self.pair_s, longest * self.walk_s)
+        return (pairs > 0) * (self.fixed_s + compute + kv_tokens * self.token_s)
 
 
 def recurrent_s(p: HardwareProfile, rows: Count, heads: Count, head_dim: int, state_bytes: float) -> Seconds:

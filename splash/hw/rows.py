@@ -6,6 +6,7 @@ Projections, experts and the collectives that close a layer: a step looks them u
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -29,14 +30,26 @@ class Table:
     """Seconds by rows, to look up at a number of them or at an array of numbers."""
 
     def __init__(self, seconds: Seconds) -> None:
-        self._seconds = np.asarray(seconds)
-        self._numbers: list[float] = self._seconds.tolist()
+        self.seconds = np.asarray(seconds)
+        self._numbers: list[float] = self.seconds.tolist()
 
     def __getitem__(self, rows: Figure) -> Figure:
         if isinstance(rows, np.ndarray):
-            found: npt.NDArray[Any] = self._seconds[rows]
+            found: npt.NDArray[Any] = self.seconds[rows]
             return found
         return self._numbers[rows]  # type: ignore[call-overload,no-any-return]  # a number of rows is an int
+
+
+class KindsTable:
+    """A table of each of several kinds, to look up at numbers of rows by kind: [kinds, ..., ...]."""
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        self._seconds = np.stack([table.seconds for table in tables])
+        self._kinds = np.arange(len(tables)).reshape(-1, 1, 1)
+
+    def __getitem__(self, rows: Figure) -> Figure:
+        found: npt.NDArray[Any] = self._seconds[self._kinds, np.asarray(rows)]
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from splash.hw.attention import AttentionCost, PlacedReads, PromptReads, chooses
+from splash.hw.attention import AttentionCost, PlacedReads, PromptReads, Whole, chooses
 from splash.hw.figures import Condition, Figure, each_rank
 from splash.hw.profile import Prefill
 from splash.hw.traffic import Traffic, TrafficCost
@@ -49,7 +49,7 @@ class Reads(Protocol):
 class DecodeReads:
     """Of the decodes of one placement."""
 
-    whole: Condition
+    whole: Whole
     """Whether with all heads."""
     rows: Figure
     context: Figure
@@ -63,7 +63,7 @@ class DecodeReads:
 class ChunkReads:
     """Of the chunks of one kind."""
 
-    whole: Condition
+    whole: Whole
     """Whether with all heads."""
     absorbed: Condition
     """Whether only so; see `AttentionCost.prompt_s`."""

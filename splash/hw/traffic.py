@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from splash.hw import ops
-from splash.hw.figures import Figure, least, most
+from splash.hw.figures import Condition, Figure, either, least, most
 from splash.hw.precision import Precision
 from splash.hw.profile import HardwareProfile
 from splash.hw.rows import num_attention_layers, num_indexers
@@ -70,13 +70,14 @@ class TrafficCost:
         chosen = self._collective_s("all_gather", traffic.candidates)
         return self._layers * (exchanged + traffic.gathering_s) + self._indexers * chosen
 
-    def gathering_s(self, start: Figure, *, whole: bool) -> Figure:
+    def gathering_s(self, start: Figure, *, whole: Condition) -> Figure:
         """Of the collective that brings one chunk's history of `start` tokens: all of it, or a rank's own KV group
         where it attends with the heads of that one alone. Pieces of a long history are taken as one."""
         num_bytes = self._away * start * self._kv_bytes
-        if whole or self._groups == 1:
-            return self._collective_s("all_gather", num_bytes)
-        return self._collective_s("all_to_all", num_bytes / self._groups)
+        all_of_it = self._collective_s("all_gather", num_bytes)
+        if self._groups == 1:
+            return all_of_it
+        return either(whole, all_of_it, self._collective_s("all_to_all", num_bytes / self._groups))
 
     def proposed(self, rows: Figure, length: Figure, holders: Figure) -> Figure:
         """Bytes of candidates that a rank receives for rows that see `length` tokens, which `holders` share: of each

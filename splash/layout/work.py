@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from splash.layout.layouts import Assignment, Placement, Projection
 from splash.layout.rows import Method
@@ -13,8 +12,7 @@ Tokens = Any
 """A number of tokens; or an array of them, one for each of several steps that differ in nothing else."""
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeRows:
+class DecodeRows(NamedTuple):
     """One row of each of `rows` requests that are at the same place."""
 
     at: Assignment
@@ -25,18 +23,16 @@ class DecodeRows:
     """As `context`, but each row counts at most what sparse attention keeps."""
 
 
-@dataclass(frozen=True, slots=True)
-class PromptRows:
+class PromptRows(NamedTuple):
     """A chunk: rows [start, start + count) of one prompt."""
 
     at: Assignment
     method: Method
     start: int
-    count: int
+    count: int  # type: ignore[assignment]  # not a tuple's
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """The rows of one step."""
 
     decodes: tuple[DecodeRows, ...] = ()

@@ -316,8 +316,7 @@ def test_an_array_of_steps_costs_what_each_of_them_costs(name: str, layout: str)
     single = [decodes(name, layout, length=length) for length in (1000, 1001, 1002)]
     together = Work(
         tuple(
-            replace(
-                group,
+            group._replace(
                 context=np.array([work.decodes[i].context for work in single]),
                 selected=np.array([work.decodes[i].selected for work in single]),
             )
@@ -533,7 +532,7 @@ def test_candidates_travel_where_a_chunk_gathers_and_index_keys_do_not() -> None
 @pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v3.2", "llama-3.1-405b"])
 def test_chunks_of_many_owners_are_attended_as_those_of_few_are(name: str) -> None:
     """Red when what is priced as one array over owners differs, in any bit, from owners one by one."""
-    attention = AttentionCost(spec_of(name), P, RANKS, precision_of(name))
+    attention = AttentionCost(spec_of(name), P, RANKS, precision_of(name), MAX_ROWS)
     price = partial(attention.prompt_s, whole=True, absorbed=False)
 
     def priced(chunks: Sequence[tuple[int | None, int, int]]) -> Any:
@@ -574,8 +573,8 @@ def test_steps_with_the_same_decodes_cost_what_each_of_them_costs(name: str, lay
     work, home = decodes(name, layout), 3 if LAYOUTS[layout].placement is not Placement.BY_HEAD else 0
     method = Method.LOCAL if layout in ("tp", "dp") else Method.EXCHANGE
     chunk = PromptRows(assigned(LAYOUTS[layout], home), method, 500, 300)
-    steps = [(), (chunk,), (replace(chunk, start=4000), chunk), ()]
-    works = [replace(work, prompts=chunks) for chunks in steps]
+    steps = [(), (chunk,), (chunk._replace(start=4000), chunk), ()]
+    works = [work._replace(prompts=chunks) for chunks in steps]
     each = [model(name).step_s(one) for one in works]
     assert model(name).steps_s(works) == each
     assert each[0] < each[1] < each[2]

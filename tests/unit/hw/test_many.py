@@ -81,6 +81,11 @@ def test_many_steps_cost_what_each_of_them_costs(name: str, capable: bool, works
     assert costs.steps_s(works) == [costs.step_s(work) for work in works]
 
 
+def test_no_steps_have_no_prices() -> None:
+    """Red when a policy that finds no target with room for what runs fails instead of saying so."""
+    assert model("deepseek-v3.2").steps_s([]) == []
+
+
 def test_the_twin_can_tell_steps_apart() -> None:
     """Red when steps that differ in one thing alone are given one price."""
     at = assigned(LAYOUTS["dop"], 3)
