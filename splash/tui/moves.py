@@ -143,7 +143,8 @@ class Transitions:
                 self._close_if_flipped(move, t)
 
     def flip(self, event: RequestFlipped) -> None:
-        stage = self.staging.pop(event.request, None)
+        """A request has flipped; a toggle of its projection ends no staging that it is in."""
+        stage = self.staging.pop(event.request, None) if event.staged_steps else None
         if stage is None:
             move = self._move(event.old, event.new)
             move.requests += 1

@@ -355,3 +355,27 @@ def test_nobody_runs_no_rows() -> None:
     view = state.snapshot()
     assert [rank.rows for rank in view.ranks] == [0, 0]
     assert (view.decode_rows, view.rows_by_layout) == (0, {})
+
+
+def test_a_toggle_ends_no_staging() -> None:
+    """Red when a request that is staged from dp to dcp counts as flipped once its projection is toggled, though its
+    KV has not been copied."""
+    state = folded(
+        [
+            e.RequestAdmitted(0.1, 1, "dp", 0),
+            e.TargetChanged(0.5, 4, "dp", "dcp", "few requests", {}),
+            _stage(1, "dp", "dcp", 100),
+            e.RequestFlipped(1.1, 11, 1, "dp", "dop", 0, 0, 0),
+        ]
+    )
+    assert [(move.old, move.new, move.share, move.flips_left) for move in state.snapshot().moves] == [
+        ("dp", "dcp", 0.0, 1),
+        ("dp", "dop", 1.0, 0),
+    ]
+    state.fold(e.RequestFlipped(1.3, 13, 1, "dop", "dcp", 1, 2, 100))
+    view = state.snapshot()
+    assert [(move.old, move.new, move.flips_left) for move in view.moves] == [
+        ("dp", "dcp", 0),
+        ("dp", "dop", 0),
+    ]
+    assert view.running == {"dcp": 1}
