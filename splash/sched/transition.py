@@ -244,9 +244,9 @@ class Transitions:
         record.blocks, record.room, record.state = [], 0, []
 
     def relieve(self, step: int, ranks: Collection[int]) -> bool:
-        """Memory is short on `ranks` after the collected `step`: retire what flips have left, else give up replicas that
-        are only kept warm, else the newest staging with pages there, else a residency that grows there. False if there
-        is none of them."""
+        """Memory is short on `ranks` after the collected `step`: retire what flips have left, else give up replicas
+        that are only kept warm, else the newest staging with pages there, else a residency that grows there. False if
+        there is none of them."""
         return (
             self._moves.settle_flips()
             or self.drop_warm_replicas(step)
