@@ -43,8 +43,8 @@ def arrivals_of(frame: Frame, ridden: list[Ride], shape: RankShape) -> Arrivals:
 
 def query_exchange(frame: Frame, ridden: list[Ride], shape: RankShape) -> QueryExchange | None:
     """Exchange A; None if no rank sends anything."""
-    if not ridden and not frame.routes.has_queries:
-        return None
+    if not ridden:
+        return frame.queries if frame.routes.has_queries else None
     rank, ranks = shape.rank, shape.topo.ranks
     counts = counts_a(frame.routes, ridden, shape.widths)
     picked: list[list[int]] = [[] for _ in range(ranks)]
@@ -55,11 +55,8 @@ def query_exchange(frame: Frame, ridden: list[Ride], shape: RankShape) -> QueryE
             picked[ride.dst] += [entry_of(frame, row, ride.group, shape) for row in rows]
         if ride.dst == rank:
             arriving[ride.src] += ride.num_rows
-    return QueryExchange(
-        rows=frame.queries_sent,
-        sent=frame.queries_sent_counts,
-        received=frame.queries_sent_counts[rank],
-        entries=tuple(torch.tensor(p, dtype=torch.int64) for p in picked) if ridden else (),
+    return frame.queries._replace(
+        entries=tuple(torch.tensor(p, dtype=torch.int64) for p in picked),
         entries_received=tuple(arriving),
         send_counts=tuple(counts[rank]),
         recv_counts=tuple(row[rank] for row in counts),

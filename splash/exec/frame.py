@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
@@ -11,14 +12,17 @@ import torch
 
 from splash.exec.mirror import Mirror, Sequence
 from splash.exec.states import recurrent_rows
-from splash.layout.exchange import Routes, Widths, counts_b, may_ride, route
+from splash.layout.exchange import Routes, Widths, counts_a, counts_b, may_ride, route
 from splash.layout.holders import Topology
+from splash.layout.layouts import Assignment
 from splash.layout.rows import Method, Span, ordered
 from splash.layout.writers import row_share
 from splash.model.attention.index import Index
-from splash.model.attention.rows import OutputExchange
+from splash.model.attention.rows import OutputExchange, QueryExchange
 from splash.model.recurrent import RecurrentRows
 from splash.sched.step import StepPlan
+
+KEPT_FRAMES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +57,8 @@ class Frame(NamedTuple):
     full_kv: Index
     full_kv_places: dict[int, int]
     """Row to its place in `full_kv`."""
-    queries_sent: Index
-    """Own queries to send, destination after destination."""
-    queries_sent_counts: tuple[int, ...]
+    queries: QueryExchange
+    """Exchange A of queries alone."""
     may_ride: bool
     """New KV may have to travel, depending on positions."""
     output_exchange: OutputExchange | None
@@ -67,24 +70,57 @@ class Frame(NamedTuple):
     recurrent: RecurrentRows | None
 
 
-def make_frame(plan: StepPlan, mirror: Mirror, shape: RankShape) -> Frame:
+Places = tuple[tuple[Assignment, Assignment | None], ...]
+"""Where the request of each row is, and where it is staged to."""
+
+
+class Frames:
+    """Makes a rank's frames. Of decodes all but their sequences follows from their places, and is kept: requests come,
+    go and flip back, and then the same places are there again."""
+
+    def __init__(self, shape: RankShape) -> None:
+        self._shape = shape
+        self._of_places = lru_cache(maxsize=KEPT_FRAMES)(self._frame_of_places)
+
+    def make(self, plan: StepPlan, mirror: Mirror) -> Frame:
+        if plan.chunks:
+            return self._frame_of_spans(plan, mirror)
+        sequences = [mirror.sequences[request] for request in plan.decodes]
+        frame = self._of_places(tuple([(s.present, s.next) for s in sequences]))
+        states = recurrent_rows(frame.routes, [s.state for s in sequences])
+        return frame._replace(sequences=sequences, sampled=sequences, recurrent=states)
+
+    def _frame_of_places(self, places: Places) -> Frame:
+        """One row each, of no request and at no position."""
+        spans = [Span(-1, 0, 1, present, staged, Method.EXCHANGE, True) for present, staged in places]
+        return _frame(route(spans, self._shape.topo.ranks), slice(0, len(spans)), self._shape)
+
+    def _frame_of_spans(self, plan: StepPlan, mirror: Mirror) -> Frame:
+        routes = route(ordered(_spans(plan, mirror)), self._shape.topo.ranks)
+        sequences = [mirror.sequences[span.request] for span in routes.spans]
+        sampled, sample_rows = _sampled(plan, mirror, routes)
+        return _frame(routes, sample_rows, self._shape)._replace(
+            sequences=sequences,
+            sampled=sampled,
+            recurrent=recurrent_rows(routes, [s.state for s in sequences]),
+        )
+
+
+def _frame(routes: Routes, sample_rows: Index, shape: RankShape) -> Frame:
+    """What follows from the routes; its sequences are to be filled in."""
     rank, ranks = shape.rank, shape.topo.ranks
-    spans = list(_spans(plan, mirror))
-    routes = route(ordered(spans) if plan.chunks else spans, ranks)
     own, everywhere, striped = map(routes.rows, (routes.own, routes.to_all, routes.full_striped))
     owned, stay = [*map(routes.rows, routes.to_owner)], routes.rows(routes.full_local[rank])
     shares = _shares(routes, rank)
     full_kv: list[int] = []
     if not shape.is_mla:
         full_kv = [*striped, *stay, *routes.rows(routes.gathered_full)]
-    sent = [rows + everywhere for rows in owned]
     here = (*routes.to_owner[rank], *routes.to_all, *routes.full_striped, *routes.full_local[rank])
     returning = len(owned[rank]) + len(everywhere) + len(striped)
     by_head = [*own, *routes.rows(routes.gathered), *chain(*owned), *everywhere, *striped]
-    sampled, sample_rows = _sampled(plan, mirror, routes)
     return Frame(
         routes=routes,
-        sequences=[mirror.sequences[span.request] for span in routes.spans],
+        sequences=[],
         here=here,
         num_own=len(own),
         num_here=returning + len(stay),
@@ -93,15 +129,14 @@ def make_frame(plan: StepPlan, mirror: Mirror, shape: RankShape) -> Frame:
         full_queries=index_of(striped + stay + shares),
         full_kv=index_of(full_kv),
         full_kv_places={row: place for place, row in enumerate(full_kv)},
-        queries_sent=index_of([row for part in sent for row in part]),
-        queries_sent_counts=tuple(map(len, sent)),
+        queries=_queries(routes, [rows + everywhere for rows in owned], shape),
         may_ride=not shape.is_mla and ranks > 1 and any(may_ride(s.present, s.next) for s in routes.spans),
         output_exchange=_output_exchange(routes, shape),
         finish_by_head=index_of(by_head) if by_head else None,
         finish_full=index_of(stay + shares) if stay or shares else None,
-        sampled=sampled,
+        sampled=[],
         sample_rows=sample_rows,
-        recurrent=recurrent_rows(routes, [mirror.sequences[span.request].state for span in routes.spans]),
+        recurrent=None,
     )
 
 
@@ -134,8 +169,6 @@ def _spans(plan: StepPlan, mirror: Mirror) -> Iterator[Span]:
 
 def _sampled(plan: StepPlan, mirror: Mirror, routes: Routes) -> tuple[list[Sequence], Index]:
     """Decodes in plan order, then the chunks that reach the end of what is known; and their last rows."""
-    if not plan.chunks:
-        return [mirror.sequences[request] for request in plan.decodes], slice(0, len(plan.decodes))
     last_rows = {
         span.request: start + span.count - 1 for span, start in zip(routes.spans, routes.starts, strict=True)
     }
@@ -154,6 +187,20 @@ def _shares(routes: Routes, rank: int) -> list[int]:
         share = row_share(rank, routes.spans[index].count, routes.ranks)
         rows += [routes.starts[index] + offset for offset in share]
     return rows
+
+
+def _queries(routes: Routes, sent: list[list[int]], shape: RankShape) -> QueryExchange:
+    """`sent`: rows for each destination."""
+    rank, counts = shape.rank, counts_a(routes, (), shape.widths)
+    return QueryExchange(
+        rows=index_of([*chain(*sent)]),
+        sent=tuple(map(len, sent)),
+        received=len(sent[rank]),
+        entries=(),
+        entries_received=(0,) * routes.ranks,
+        send_counts=tuple(counts[rank]),
+        recv_counts=tuple([row[rank] for row in counts]),
+    )
 
 
 def _output_exchange(routes: Routes, shape: RankShape) -> OutputExchange | None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from splash.exec.entries import appends_of, arrivals_of, query_exchange, rides_of
-from splash.exec.frame import Frame, RankShape, make_frame, routes_at
+from splash.exec.frame import Frame, Frames, RankShape, routes_at
 from splash.exec.mirror import Mirror, Sequence
 from splash.exec.pooling import pool_rows
 from splash.exec.reading import Reading
@@ -67,6 +67,7 @@ class InputBuilder:
         self._reading = Reading(shape, attention, gather_tokens)
         self._gather_tokens = gather_tokens
         self._no_rope = rope.at(torch.empty(0, dtype=torch.int64))
+        self._frames = Frames(shape)
         self._kept: tuple[tuple[object, ...], Frame] | None = None
 
     def build(self, plan: StepPlan) -> StepInputs:
@@ -100,10 +101,10 @@ class InputBuilder:
 
     def _frame(self, plan: StepPlan) -> Frame:
         if plan.chunks:  # depends on positions
-            return make_frame(plan, self._mirror, self._shape)
+            return self._frames.make(plan, self._mirror)
         key = (self._mirror.version, plan.decodes)
         if self._kept is None or self._kept[0] != key:
-            self._kept = key, make_frame(plan, self._mirror, self._shape)
+            self._kept = key, self._frames.make(plan, self._mirror)
         return self._kept[1]
 
     def _rows(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from splash.core.params import SamplingParams
-from splash.exec.pages import PageTable
+from splash.exec.pages import HeldGroups, PageTable
 from splash.exec.states import StateTable
 from splash.kv.state import StateFormat
 from splash.layout.holders import Topology
@@ -101,6 +101,7 @@ class Mirror:
         self.sequences: dict[int, Sequence] = {}
         self.resident: set[int] = {rank}
         self.version = 0
+        self._held = HeldGroups(topo, rank)
         self._zero = zero
         self._copy = copy
         self._state = state
@@ -132,7 +133,7 @@ class Mirror:
         for request in plan.gone:
             self.sequences.pop(request, None)
         for admit in plan.admits:
-            table = PageTable(self.topo, self.rank, self.block_size)
+            table = PageTable(self._held)
             self.sequences[admit.request] = Sequence(admit, table, self._new_state(admit))
 
     def _new_state(self, admit: Admit) -> StateTable | None:

@@ -51,6 +51,24 @@ class LocalPages(NamedTuple):
     """Whether the last block is among them."""
 
 
+class HeldGroups:
+    """Which KV groups of a block lie on one rank; memoised, the table is periodic in T."""
+
+    def __init__(self, topo: Topology, rank: int) -> None:
+        self.topo = topo
+        self.rank = rank
+        self._known: dict[tuple[Assignment, int], tuple[int, ...]] = {}
+
+    def __call__(self, at: Assignment, block: int) -> tuple[int, ...]:
+        key = at, block % self.topo.ranks
+        known = self._known.get(key)
+        if known is None:
+            groups = range(self.topo.groups)
+            known = tuple(group for group in groups if self.rank in holders(at, block, group, self.topo))
+            self._known[key] = known
+        return known
+
+
 class PageTable:
     """Where the blocks of one request lie on this rank: every copy, present and staged alike.
 
@@ -58,10 +76,11 @@ class PageTable:
     released stay until they are granted again; nobody reads them.
     """
 
-    def __init__(self, topo: Topology, rank: int, block_size: int) -> None:
-        self._topo = topo
-        self._rank = rank
-        self._block_size = block_size
+    def __init__(self, held: HeldGroups) -> None:
+        """`held`: of this rank, shared by all its tables."""
+        self._held = held
+        self._topo = topo = held.topo
+        self._rank = held.rank
         self._pages = np.full((topo.groups, 16), NO_PAGE, dtype=np.int64)
         self._shadows: dict[tuple[int, int], int] = {}
         self._local: dict[int, tuple[tuple[Placement, int, int], LocalPages]] = {}
@@ -82,14 +101,14 @@ class PageTable:
 
     def targets(self, block: int, present: Assignment, staged: Assignment | None) -> list[tuple[int, int]]:
         """(group, page) that new tokens of `block` are written to on this rank."""
-        topo, rank = self._topo, self._rank
+        groups = self._held(present, block)
+        if staged is not None:
+            groups = tuple(sorted({*groups, *self._held(staged, block)}))
         found: list[tuple[int, int]] = []
-        for group in range(topo.groups):
-            held = rank in holders(present, block, group, topo)
-            if held or (staged is not None and rank in holders(staged, block, group, topo)):
-                found.append((group, int(self._pages[group, block])))
-                if (block, group) in self._shadows:
-                    found.append((group, self._shadows[block, group]))
+        for group in groups:
+            found.append((group, int(self._pages[group, block])))
+            if (block, group) in self._shadows:
+                found.append((group, self._shadows[block, group]))
         return found
 
     def local(self, group: int, num_blocks: int, present: Assignment) -> LocalPages | None:
