@@ -47,10 +47,15 @@ class RopeTable:
                 cos=torch.cat([cos, cos], -1).to(device, dtype),
                 sin=torch.cat([-sin, sin], -1).to(device, dtype),
             )
+        host = device == "cpu" and (spec.interleaved or dtype == torch.float32)
+        self._arrays = [None if x is None else x.numpy() for x in self._rows] if host else None
 
     def at(self, positions: torch.Tensor) -> RopeRows:
         """`positions` int64 [n]."""
-        return self._rows.select(positions)
+        if self._arrays is None:
+            return self._rows.select(positions)
+        rows = positions.numpy()  # in a boundary, with cold caches, `take` needs a third of torch's 36 µs
+        return RopeRows(*[None if x is None else torch.from_numpy(x.take(rows, 0)) for x in self._arrays])
 
 
 def rotate(x: torch.Tensor, rows: RopeRows, *, out: torch.Tensor) -> None:
