@@ -217,7 +217,11 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_plan_is_made_again_from_its_values() -> None:
-    """Red when a field of grants or flips is lost, or comes back as a plain tuple, on the way to a rank."""
-    plan = StepPlan.of(pickle.loads(pickle.dumps(_plan().values)))
-    assert plan == _plan()
+    """Red when a field of grants, copies or flips is lost or comes back as a plain tuple, or copies change their order,
+    on the way to a rank."""
+    page, shard = PageCopy(4, 0, 9, 1, 3, 0, 16), ShardCopy(5, 1, 0, 0, 64)
+    sent = _plan()._replace(copies=(page, page, shard, page))
+    plan = StepPlan.of(pickle.loads(pickle.dumps(sent.values)))
+    assert plan == sent
     assert [type(x) for x in (*plan.grants, *plan.flips)] == [PageGrant, Flip]
+    assert [*map(type, plan.copies)] == [PageCopy, PageCopy, ShardCopy, PageCopy]
