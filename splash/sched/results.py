@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from splash.core.events import FirstToken, RequestFinished, RequestResumed, StepDone
@@ -23,6 +25,10 @@ class Output(NamedTuple):
     request: int
     tokens: tuple[int, ...]
     finish_reason: FinishReason | None
+
+
+_output: Callable[[tuple[int, tuple[int, ...], FinishReason | None]], Output] = partial(tuple.__new__, Output)
+"""`Output` of its fields. Its own constructor is a Python call: a quarter of the time that taking a token takes."""
 
 
 class Results:
@@ -85,7 +91,7 @@ class Results:
             elif len(tokens) >= record.limit:
                 outputs.append(self.finish(record, (token,), "length"))
             else:
-                outputs.append(Output(record.id, (token,), None))
+                outputs.append(_output((record.id, (token,), None)))
         return outputs
 
     def _begin_decoding(self, record: Record, now: float) -> None:
