@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from splash.layout.layouts import Layout
 from splash.sched.target import Target
 
 
@@ -18,8 +19,8 @@ class Caution:
     """Shares of the time that it must have promised to save in the last questions, added up: a large gain is believed
     at once, a small one when it has been seen several times."""
     wariness: float = 8.0
-    """Times the conviction that a target must promise to be taken back each time it was left: where targets take turns
-    at being a little faster, each turn takes longer."""
+    """Times the conviction that a target which was just left must promise to be taken back: where targets take turns at
+    being a little faster, turns take long."""
     memory: float = 128.0
     """Questions in which the wariness falls by half."""
     dwell: int = 2
@@ -27,6 +28,8 @@ class Caution:
     work too."""
 
 
+Kind = tuple[Layout, bool]
+"""Of a target: its layout, and whether long requests are striped. From what length on changes with every load."""
 CAUTIOUS = Caution()
 RECKLESS = Caution(margin=0.0, conviction=0.0, wariness=1.0, dwell=0)
 """For free switches."""
@@ -37,13 +40,13 @@ class Conviction:
 
     def __init__(self, caution: Caution) -> None:
         self._caution = caution
-        self._now: Target | None = None
-        """The target at the last question."""
-        self._promised: dict[Target, float] = {}
+        self._now: Kind | None = None
+        """What was present at the last question."""
+        self._promised: dict[Kind, float] = {}
         """Gains of other targets over that one, added up since they have been gains."""
         self._kept = caution.dwell
         """Questions for which it has been the present one, after a change."""
-        self._wariness: dict[Target, float] = {}
+        self._wariness: dict[Kind, float] = {}
         """Times the conviction that is asked of targets that were left, above 1."""
 
     def weigh(self, now: Target, gains: Mapping[Target, float]) -> None:
@@ -51,15 +54,16 @@ class Conviction:
         they promise adds up; a loss takes away from it."""
         caution = self._caution
         fading = 0.5 ** (1 / caution.memory)
-        self._wariness = {target: w * fading for target, w in self._wariness.items() if w * fading > 1}
-        if now != self._now:
+        self._wariness = {kind: w * fading for kind, w in self._wariness.items() if w * fading > 1}
+        if _kind(now) != self._now:
             if self._now is not None:
                 self._kept = 0
-                self._wariness[self._now] = caution.wariness * self._wariness.get(self._now, 1.0)
-            self._now, self._promised = now, {}
+                self._wariness[self._now] = caution.wariness
+            self._now, self._promised = _kind(now), {}
         self._kept += 1
+        promises = {_kind(target): gain for target, gain in gains.items()}
         self._promised = {
-            target: max(0.0, self._promised.get(target, 0.0) + gain) for target, gain in gains.items()
+            kind: max(0.0, self._promised.get(kind, 0.0) + gain) for kind, gain in promises.items()
         }
 
     @property
@@ -69,5 +73,10 @@ class Conviction:
 
     def doubts(self, target: Target, gain: float) -> bool:
         """Whether the last gain is too small, or has not been promised often enough."""
-        needed = self._caution.conviction * self._wariness.get(target, 1.0)
-        return gain <= self._caution.margin or self._promised[target] < needed
+        kind = _kind(target)
+        needed = self._caution.conviction * self._wariness.get(kind, 1.0)
+        return gain <= self._caution.margin or self._promised[kind] < needed
+
+
+def _kind(target: Target) -> Kind:
+    return target.layout, target.striped_from is not None

@@ -267,6 +267,14 @@ def test_a_refused_target_does_not_hide_the_next() -> None:
     assert target(policy(prices, at=cramped).decide(refused)) == "dcp"
 
 
+def test_a_target_that_is_doubted_does_not_hide_the_next() -> None:
+    """Red when only the best is looked at: dp was left and must promise more, dop is believed as soon as ever."""
+    asked = policy({"tp": 0.0100, "dp": 0.0093, "dop": 0.0094}, caution=Caution(dwell=0))
+    asked.decide(load(target="dp"))
+    decisions = [asked.decide(load(target="tp")) for _ in range(2)]
+    assert [target(decision) for decision in decisions] == ["tp", "dop"]
+
+
 def test_a_change_that_stops_the_service_must_earn_that_back() -> None:
     prices, at_hand = {"tp": 0.020, "dop": 0.010}, load(output=100)
     assert target(policy(prices, fixed_cost_s=0.5).decide(at_hand)) == "dop"  # 1 s is gained
