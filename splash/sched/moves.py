@@ -69,9 +69,14 @@ class Moves:
         return bool(self._moving)
 
     @property
-    def unsettled(self) -> bool:
-        """Requests have flipped: that is still to be told, or their old pages to be retired."""
-        return bool(self._flipped or self._left)
+    def untold(self) -> bool:
+        """Requests have flipped, and that is still to be told."""
+        return bool(self._flipped)
+
+    @property
+    def leaving(self) -> bool:
+        """Requests that have flipped have old pages to be retired."""
+        return bool(self._left)
 
     @property
     def stranded(self) -> bool:

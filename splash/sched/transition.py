@@ -63,8 +63,14 @@ class Transitions:
 
     @property
     def at_rest(self) -> bool:
-        """Nothing moves, and nothing will by itself: no projection to look at, nothing given up to be tried again."""
-        return not self.open and not self._replicas.recheck and not self._moves.unsettled and self.complete
+        """Nothing moves, and nothing will by itself: no projection to look at, nothing given up to be tried again, no
+        old page to be retired."""
+        return self._still and not self._moves.leaving
+
+    @property
+    def _still(self) -> bool:
+        """It is at rest, but for old pages."""
+        return not self.open and not self._replicas.recheck and not self._moves.untold and self.complete
 
     @property
     def rested(self) -> bool:
@@ -183,7 +189,7 @@ class Transitions:
         self._moves.tell_flips()
         self._store.collect(step - 1)
         rested, self._rested = self._rested, False
-        self._rested = self.at_rest
+        self._rested = self._still
         if rested and self._rested:
             self.ledger.pass_idly(1)
             return
