@@ -48,7 +48,7 @@ def over_ranks(figure: Figure) -> Figure:
     """That of the rank that has most, of each step: a number of one, [..., 1] of several."""
     if not isinstance(figure, np.ndarray):
         return figure
-    largest: npt.NDArray[Any] = figure.max(axis=-1, keepdims=True)
+    largest: npt.NDArray[Any] = np.maximum.reduce(figure, axis=-1, keepdims=True)
     if largest.ndim > 1:
         return largest
     number: float = largest.item()

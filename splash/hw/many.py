@@ -42,7 +42,7 @@ def tally_of(works: Sequence[Work], counting: Counting) -> Tally:
     rows = _Rows(decodes, prompts, counting)
 
     def by_step(sums: Sums) -> Sums:
-        return sums[:, decoding] + sums[:, len(decodes) + prompting]
+        return sums.take(decoding, 1) + sums.take(len(decodes) + prompting, 1)
 
     counts, at_home = Counts(*by_step(rows.counts())), AtHome(*by_step(rows.at_home()))
     gathering_s, candidates = by_step(rows.travelling())
@@ -60,7 +60,7 @@ def tally_of(works: Sequence[Work], counting: Counting) -> Tally:
         ),
         traffic=Traffic(
             over_ranks(at_home.received),
-            at_home.received.sum(axis=-1, keepdims=True),
+            np.add.reduce(at_home.received, axis=-1, keepdims=True),
             counts.to_stripes,
             counts.striped,
             gathering_s,
@@ -91,7 +91,7 @@ class _Expanded:
         seconds, *others = np.asarray(self.reads.priced(attention))
         for kind in others:
             seconds = seconds + kind
-        steps: Sums = seconds[self.which]
+        steps: Sums = seconds.take(self.which, 0)
         return steps
 
 
@@ -141,7 +141,7 @@ class _Rows:
         self._end = self._start + self._count[split:]
         self._beyond = self._end > counting.keeps
         self._class[split:] += self._beyond | (not counting.unabsorbed)
-        self._way = way = Way(*WAYS[:, self._class])
+        self._way = way = Way(*WAYS.take(self._class, 1))
         self._projected = np.where(way.divided, -(-self._count // counting.ranks), self._count)
 
     def counts(self) -> Sums:
@@ -154,7 +154,7 @@ class _Rows:
         """[fields of AtHome, parts, ranks]"""
         shape = (self._num_decodings + self._num_promptings,)
         places = _Places(self._part, self._home, shape, self._counting.ranks)
-        return places.sums(self._count * AT_HOME[:, self._class]).astype(np.intp)
+        return places.sums(self._count * AT_HOME.take(self._class, 1)).astype(np.intp)
 
     def travelling(self) -> Sums:
         """[2, parts, 1]: seconds in which histories come, bytes of candidates."""

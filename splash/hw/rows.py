@@ -35,7 +35,7 @@ class Table:
 
     def __getitem__(self, rows: Figure) -> Figure:
         if isinstance(rows, np.ndarray):
-            found: npt.NDArray[Any] = self.seconds[rows]
+            found: npt.NDArray[Any] = self.seconds.take(rows)
             return found
         return self._numbers[rows]  # type: ignore[call-overload,no-any-return]  # a number of rows is an int
 
