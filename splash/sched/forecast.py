@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from splash.layout.layouts import Layout, Placement, assigned
 from splash.layout.work import DecodeRows, PromptRows, Work
@@ -38,8 +38,7 @@ class StepPrices(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
+class Forecast(NamedTuple):
     """What steps take under one target, as predicted."""
 
     target: Target
@@ -53,8 +52,7 @@ class Forecast:
     """and one that comes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outlook:
+class Outlook(NamedTuple):
     """What one target would make of the load, as observations correct what is predicted."""
 
     rows: int
@@ -128,8 +126,9 @@ class Situation:
         found = self._apart.get((admitted, bound))
         if found is None:
             lengths = [*self._running, *self.load.waiting[: max(0, admitted - len(self._running))]]
-            short, long = [n for n in lengths if n < bound], [n for n in lengths if n >= bound]
-            found = self._apart[admitted, bound] = Sums.of(short, self._keeps), Sums.of(long, self._keeps)
+            long = Sums.of([n for n in lengths if n >= bound], self._keeps)
+            longest = max([n for n in lengths if n < bound], default=0)
+            found = self._apart[admitted, bound] = self.sums(admitted).without(long, longest), long
         return found
 
     def _first(self, waiting: int) -> Sums:
@@ -166,6 +165,12 @@ class Sums:
             max(self.longest, other.longest),
         )
 
+    def without(self, others: Sums, longest: int) -> Sums:
+        """Of the rest, when the `longest` of it is known."""
+        return Sums(
+            self.count - others.count, self.context - others.context, self.selected - others.selected, longest
+        )
+
 
 def forecasts(
     situation: Situation, targets: Iterable[Target], prices: StepPrices, limits: Limits
@@ -188,8 +193,7 @@ def forecasts(
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
+class _Plan(NamedTuple):
     """What a forecast for a target is made from."""
 
     target: Target

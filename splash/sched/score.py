@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from splash.core.config import Objective
 from splash.sched.forecast import Outlook, Situation
@@ -20,8 +21,7 @@ class Targets:
 NO_TARGETS = Targets()
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
+class Score(NamedTuple):
     """Seconds of the work ahead, or what a request feels of it, by parts that add up to what is compared."""
 
     first: str

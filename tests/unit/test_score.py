@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 
@@ -29,7 +28,7 @@ def _seconds(text: str) -> list[float]:
 )
 def test_the_parts_add_up_to_the_sum(new: Score) -> None:
     """Red when a reader who adds up what is said comes to another sum than the one that is said."""
-    text = explained(new, replace(OLD, first_s=1400.0))
+    text = explained(new, OLD._replace(first_s=1400.0))
     total, _, first, _, step, _ = _seconds(text)
     (steps,) = re.findall(r"([\d,]+) decode steps", text)
     assert first + int(steps) * step == pytest.approx(total, rel=0.01)
@@ -38,18 +37,18 @@ def test_the_parts_add_up_to_the_sum(new: Score) -> None:
 
 def test_an_explanation_in_words() -> None:
     """Red when numbers of two targets cannot be told apart, or a small gain reads as none."""
-    new = replace(OLD, first_s=29.1, step_s=0.0832)
+    new = OLD._replace(first_s=29.1, step_s=0.0832)
     assert explained(new, OLD) == (
         "57 % less time, 34.4 s instead of 80.8 s: prompts 29.1 s instead of 76.4 s,"
         " 64 decode steps of 83.2 ms instead of 68.8 ms"
     )
-    crowded = replace(OLD, first_s=0.0, crowd=2.0, rows=155)
-    assert explained(replace(crowded, crowd=1.0, rows=310, step_s=0.11), crowded) == (
+    crowded = OLD._replace(first_s=0.0, crowd=2.0, rows=155)
+    assert explained(crowded._replace(crowd=1.0, rows=310, step_s=0.11), crowded) == (
         "20 % less time, 7.04 s instead of 8.81 s: 64 decode steps of 110 ms instead of 128 of 68.8 ms"
         " (310 rows a step instead of 155)"
     )
-    assert explained(replace(OLD, step_s=0.065), OLD).startswith("0.3 % less time, ")
-    missed = explained(OLD, replace(OLD, missed=1.5))
+    assert explained(OLD._replace(step_s=0.065), OLD).startswith("0.3 % less time, ")
+    missed = explained(OLD, OLD._replace(missed=1.5))
     assert missed.endswith("all of it 1.00 times instead of 1.50 for targets that are missed")
     assert _seconds(missed)[1] == pytest.approx(1.5 * _seconds(missed)[0], rel=0.01)
 
