@@ -62,15 +62,15 @@ class Prompts:
 NONE = Prompts()
 
 
-def at_hand(unfinished: Sequence[tuple[int, int]], budget: int, turn: int) -> Prompts:
-    """Prompts of which (computed, left) tokens are known, some left of each, in the order in which they will be
-    computed. Each `turn` draws another step."""
-    ends = list(accumulate(map(itemgetter(1), unfinished)))
+def at_hand(begun: Sequence[tuple[int, int]], waiting: Sequence[int], budget: int, turn: int) -> Prompts:
+    """Prompts of which (computed, left) tokens are known, some left of each, and after them whole ones of so many
+    tokens, in the order in which they will be computed. Each `turn` draws another step."""
+    ends = list(accumulate([*(left for _, left in begun), *waiting]))
     if not ends:
         return NONE
     num_steps = -(-ends[-1] // budget)
     place = int(num_steps * _drawn(turn)) * budget
-    return Prompts.of(ends[-1], tuple(_cut(unfinished, ends, place, budget)), len(unfinished))
+    return Prompts.of(ends[-1], tuple(_cut(begun, ends, place, budget)), len(ends))
 
 
 def coming(arrived: Sequence[Arrived], step: int, window: float, budget: int, turn: int) -> Prompts:
@@ -89,18 +89,18 @@ def coming(arrived: Sequence[Arrived], step: int, window: float, budget: int, tu
     return Prompts.of(expected, filled[int(share * len(filled))])
 
 
-def _cut(
-    unfinished: Sequence[tuple[int, int]], ends: Sequence[int], place: int, budget: int
-) -> Iterator[Piece]:
+def _cut(begun: Sequence[tuple[int, int]], ends: Sequence[int], place: int, budget: int) -> Iterator[Piece]:
     """The step that computes the `budget` tokens from the `place`-th on of those that are left; `ends` sums these."""
-    index = bisect_right(ends, place)
-    last = index + MAX_CHUNKS
-    for (done, left), end in zip(unfinished[index:last], ends[index:last], strict=True):
-        skipped = max(0, place - (end - left))
-        count = min(left - skipped, place + budget - max(place, end - left))
+    first = bisect_right(ends, place)
+    for index in range(first, min(first + MAX_CHUNKS, len(ends))):
+        end = ends[index]
+        begin = ends[index - 1] if index else 0
+        done = begun[index][0] if index < len(begun) else 0
+        skipped = max(0, place - begin)
+        count = min(end, place + budget) - begin - skipped
         if count <= 0:
             return
-        yield Piece(done + skipped, count, done + left)
+        yield Piece(done + skipped, count, done + end - begin)
 
 
 def _filled(pieces: Iterable[Piece], budget: int) -> Iterator[Step]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from typing import NamedTuple, Protocol
 
 from splash.layout.layouts import Layout, Placement, assigned
@@ -89,9 +88,9 @@ class Situation:
         """Steps that the prompts at hand take at least."""
         self.window = min(self.ahead, max(window_steps, self.chunks))
         """Steps that are looked ahead."""
-        unfinished = [*(prompt for prompt in load.prompts if prompt[1]), *zip(repeat(0), load.waiting)]
+        begun = [prompt for prompt in load.prompts if prompt[1]]
         budget = max(1, limits.token_budget - min(load.running, limits.token_budget // 2))
-        self.at_hand = arriving.at_hand(unfinished, budget, turn)
+        self.at_hand = arriving.at_hand(begun, load.waiting, budget, turn)
         self.coming = arriving.coming(load.arrived, load.step, self.window, budget, turn)
         self._future = pending
 
@@ -258,12 +257,11 @@ def _groups(layout: Layout, sums: Sums, ranks: int) -> list[DecodeRows]:
         return [DecodeRows(assigned(layout, 0), count, context, sums.selected)]
     first = max(context / ranks, float(longest)) if count > 1 else context
     others = (context - first) / max(1, min(count, ranks) - 1)
+    chosen, chosen_of_others = (tokens * sums.selected / context for tokens in (first, others))
     each, more = divmod(count, ranks)
-    groups = []
-    for home in range(min(count, ranks)):
-        tokens = others if home else first
-        chosen = tokens * sums.selected / context
-        groups.append(DecodeRows(assigned(layout, home), each + (home < more), tokens, chosen))
+    groups = [DecodeRows(assigned(layout, 0), each + (more > 0), first, chosen)]
+    for home in range(1, min(count, ranks)):
+        groups.append(DecodeRows(assigned(layout, home), each + (home < more), others, chosen_of_others))
     return groups
 
 

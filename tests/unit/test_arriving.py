@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from splash.sched.arriving import MAX_CHUNKS, Arrived, Piece, at_hand, coming
 
-UNFINISHED = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 300)), max_size=12)
+BEGUN = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 300)), max_size=12)
 
 
 def filled(unfinished: list[tuple[int, int]], budget: int) -> list[list[Piece]]:
@@ -25,12 +25,13 @@ def filled(unfinished: list[tuple[int, int]], budget: int) -> list[list[Piece]]:
     return steps
 
 
-@given(UNFINISHED, st.integers(1, 200), st.integers(0, 100))
+@given(BEGUN, st.lists(st.integers(1, 300), max_size=12), st.integers(1, 200), st.integers(0, 100))
 def test_prompts_at_hand_are_cut_as_steps_are_filled(
-    unfinished: list[tuple[int, int]], budget: int, turn: int
+    begun: list[tuple[int, int]], waiting: list[int], budget: int, turn: int
 ) -> None:
     """Red when a piece begins at the wrong token, is too long, or belongs to another prompt."""
-    prompts, every = at_hand(unfinished, budget, turn), filled(unfinished, budget)
+    unfinished = [*begun, *((0, length) for length in waiting)]
+    prompts, every = at_hand(begun, waiting, budget, turn), filled(unfinished, budget)
     assert prompts.tokens == sum(left for _, left in unfinished)
     assert list(prompts.step) in (every or [[]])
     assert prompts.drawn == sum(piece.rows for piece in prompts.step)
@@ -38,12 +39,12 @@ def test_prompts_at_hand_are_cut_as_steps_are_filled(
 
 def test_every_step_of_the_prompts_at_hand_is_drawn_about_as_often() -> None:
     """Red when turns draw the same step again and again."""
-    starts = Counter(at_hand([(0, 700)], 100, turn).step[0].start for turn in range(350))
+    starts = Counter(at_hand([(0, 700)], [], 100, turn).step[0].start for turn in range(350))
     assert starts == pytest.approx(dict.fromkeys(range(0, 700, 100), 50), abs=2)
 
 
 def test_a_step_has_no_more_pieces_than_are_worth_pricing() -> None:
-    assert len(at_hand([(0, 1)] * 100, 1000, turn=1).step) == MAX_CHUNKS
+    assert len(at_hand([(0, 1)] * 50, [1] * 50, 1000, turn=1).step) == MAX_CHUNKS
 
 
 def test_what_came_comes_again() -> None:
