@@ -92,8 +92,9 @@ class Decodes:
             sums: list[float] = np.bincount(places, weights=kept).tolist()
             return [sums[place] for place in used]
         kept = np.minimum(np.add.outer(steps, self._offsets[:num_rows]), int(self._keeps))
-        here = np.equal.outer(places, used).astype(np.float64)
-        return (kept @ here).T
+        here = (places[:, np.newaxis] == np.array(used)).astype(np.float64)
+        by_place: NDArray[np.float64] = (kept @ here).T
+        return by_place
 
 
 class LengthMirror:
