@@ -62,7 +62,7 @@ def _show_port(console: Console, port: PortStatus) -> None:
         console.print(f"  {escape(port.problem)}", soft_wrap=True)
     for device in port.devices:
         memory = f", {device.memory_bytes / 2**30:.1f} GiB" if device.memory_bytes else ""
-        memory += f" ({device.free_bytes / 2**30:.1f} free)" if device.free_bytes else ""
+        memory += f" ({device.free_bytes / 2**30:.1f} free)" if device.free_bytes is not None else ""
         arch = f", {device.arch}" if device.arch else ""
         console.print(f"  device {device.index}: {escape(device.name)}{arch}{memory}", soft_wrap=True)
     if not port.problem:

@@ -25,13 +25,15 @@ def check_fits(
 
     `config` is a deployment's: its dtype is set. A device whose memory is not known has room for everything.
     """
-    free = min(device.free_bytes or device.memory_bytes for device in devices)
+    free = min((free for device in devices if (free := _free_bytes(device)) is not None), default=None)
+    if free is None:
+        return
     room = int(MEMORY_SHARE * free)
     sharers = -(-config.ranks // len(devices))
     pools = sharers * memory.geometry.pool_bytes
     weights = sharers * _other_weights(spec, memory, config)
     needed = pools + weights + sharers * RANK_BYTES
-    if not free or needed <= room:
+    if needed <= room:
         return
     kv_bytes = sharers * (memory.geometry.kv_pages(config.ranks) - 1) * memory.geometry.page_bytes
     remedy = _less_kv(config) if needed - kv_bytes <= room else _less_weights(config, caps)
@@ -43,6 +45,11 @@ def check_fits(
         f"the ranks need {_mib(needed)} MiB ({parts}), and of {_mib(free)} MiB that are free {_mib(room)} may be taken;"
         f" {remedy}"
     )
+
+
+def _free_bytes(device: DeviceInfo) -> int | None:
+    """All of a device's memory where what is free of it is not known; None where that is not known either."""
+    return device.free_bytes if device.free_bytes is not None else device.memory_bytes or None
 
 
 def _other_weights(spec: ModelSpec, memory: MemoryPlan, config: EngineConfig) -> int:

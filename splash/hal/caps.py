@@ -31,6 +31,7 @@ class DeviceInfo:
     index: int
     name: str
     memory_bytes: int
+    """0: not known."""
     arch: str = ""
-    free_bytes: int = 0
-    """Of its memory, what could be had when it was probed; 0: not known."""
+    free_bytes: int | None = None
+    """Of its memory, what could be had when it was probed; None: not known."""

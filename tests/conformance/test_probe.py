@@ -39,7 +39,7 @@ def test_the_least_limit_holds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_free_is_the_least_that_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Red when memory that others hold counts as free: the machine's, or that of a control group with a limit, whose
-    cached files can be dropped."""
+    cached files can be dropped. Or when a group at its limit looks like one of which nothing is known."""
     root, own = _groups(
         tmp_path,
         {
@@ -60,4 +60,7 @@ def test_what_is_free_is_the_least_that_is_left(tmp_path: Path, monkeypatch: pyt
         monkeypatch.setattr(probe, "_groups", lambda found=found: found)
         assert probe.free_bytes() == least
     monkeypatch.setattr(probe, "_available", lambda: None)
-    assert probe.free_bytes() == 0, "not known"
+    assert probe.free_bytes() is None, "not known"
+    (root / "memory.current").write_text("5100")
+    monkeypatch.setattr(probe, "_groups", lambda: groups)
+    assert probe.free_bytes() == 0, "over its limit"

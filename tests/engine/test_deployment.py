@@ -57,7 +57,7 @@ def test_copy_bandwidth_is_the_profiles(
 class _Small(InProcessBackend):
     """Has devices of 24 GB, of which little is free."""
 
-    def __init__(self, free_bytes: int, devices: int = 1) -> None:
+    def __init__(self, free_bytes: int | None, devices: int = 1) -> None:
         super().__init__()
         self._devices = [DeviceInfo(n, "small", 24 << 30, free_bytes=free_bytes) for n in range(devices)]
 
@@ -73,19 +73,20 @@ class _Small(InProcessBackend):
         ({}, 440, "lower --max-model-len or give --kv-pages$"),
         ({"ranks": 4}, 500, "without KV it is still too much; --dtype bfloat16 or fewer --ranks takes less$"),
         ({"ranks": 1, "dtype": "bfloat16"}, 100, "another model takes less$"),
+        ({"ranks": 1, "dtype": "bfloat16"}, 0, "of 0 MiB that are free 0 may be taken; .*another model takes less$"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_into_free_memory_is_refused(
     tiny: TinyMaker, given: dict[str, object], free_mib: int, complaint: str
 ) -> None:
-    """Red when all of a machine's memory counts as free, or ranks' own needs as none: pools take theirs at the start.
-    Or when the message names options that do not help."""
+    """Red when all of a machine's memory counts as free, also where none is, or ranks' own needs as none: pools take
+    theirs at the start. Or when the message names options that do not help."""
     folder = tiny("deepseek_v3")
     config = EngineConfig(**{"scheduler": SchedulerConfig(max_model_len=4096), **given})  # type: ignore[arg-type]
     with pytest.raises(CapacityError, match=complaint):
         open_deployment(folder, config, _Small(free_mib << 20))
     open_deployment(folder, config, _Small(24 << 30))
-    open_deployment(folder, config, _Small(0))  # not known: all there is counts
+    open_deployment(folder, config, _Small(None))  # not known: all there is counts
 
 
 def test_each_rank_may_have_a_device_of_its_own(tiny: TinyMaker) -> None:

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from splash.core.errors import CapacityError
 from splash.hal.protocol import Communicator
-from splash_cpu.probe import memory_bytes
 from splash_cpu.segments import share
 
 
@@ -37,11 +35,5 @@ class MappedPool:
 
 
 def make_pool(comm: Communicator, num_bytes: int) -> MappedPool:
-    """Collective. CapacityError on all ranks if the pools cannot fit into this machine's memory."""
-    have = memory_bytes()
-    if num_bytes * comm.size > have:
-        raise CapacityError(
-            f"{comm.size} pools of {num_bytes >> 20} MiB exceed this machine's {have >> 20} MiB of memory;"
-            " lower --kv-pages or --pool-mib"
-        )
+    """Collective. Whether the pools of all ranks fit is asked before any of them is started."""
     return MappedPool(comm.rank, share(comm, num_bytes, name="pool", populated=True))

@@ -29,11 +29,12 @@ def memory_bytes() -> int:
     return min([machine, *(int(limit) for limit in _limits("memory.max"))])
 
 
-def free_bytes() -> int:
+def free_bytes() -> int | None:
     """The memory that this process could be given now: what the kernel calls available, or less where a control group
-    has less left. 0: not known."""
-    left = [_left(group) for group in _groups()]
-    return max(0, min([size for size in (_available(), *left) if size is not None], default=0))
+    has less left. None: not known."""
+    left = [_available(), *(_left(group) for group in _groups())]
+    known = [max(0, size) for size in left if size is not None]
+    return min(known, default=None)
 
 
 def _available(meminfo: Path = Path("/proc/meminfo")) -> int | None:
