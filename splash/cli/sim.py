@@ -197,7 +197,7 @@ def _runs(
         for mode in needed:
             with (
                 _progress(console, mode, len(workload.arrivals)) as bar,
-                tracing(trace, deployment) as trace_sinks,
+                ended_trace(trace if mode in modes else None, deployment) as trace_sinks,
             ):
                 found[mode] = simulate(
                     deployment,
@@ -233,6 +233,26 @@ def _progress(console: Console, mode: str, total: int) -> Iterator[EventSink]:
                 progress.advance(task)
 
         yield sink
+
+
+@contextmanager
+def ended_trace(file: Path | None, deployment: SimDeployment) -> Iterator[list[EventSink]]:
+    """As `tracing`, for a run that does not tell its own end: it is told here, at the time of the last event."""
+    from splash.core.events import Event, RunFinished
+
+    last, outcome = 0.0, "interrupted"
+
+    def follow(event: Event) -> None:
+        nonlocal last
+        last = event.t
+
+    with tracing(file, deployment) as sinks:
+        try:
+            yield [*sinks, follow]
+            outcome = "done"
+        finally:
+            for sink in sinks:
+                sink(RunFinished(last, outcome, ""))
 
 
 @contextmanager

@@ -119,6 +119,19 @@ def test_a_file_on_standard_output_is_there_alone(capsys: pytest.CaptureFixture[
     assert "--json and --trace cannot both" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("layout", ["tp", "oracle"])
+def test_a_trace_of_a_simulation_is_replayed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, layout: str
+) -> None:
+    """Red when the trace lacks its end, and replay takes it for one that was cut short."""
+    trace = tmp_path / "sim.jsonl"
+    assert _sim("--layout", layout, "--trace", str(trace)) == 0
+    assert cli._run(["replay", str(trace), "--speed", "0", "--no-tui"]) == 0
+    shown = capsys.readouterr()
+    assert "run done" in shown.out
+    assert not shown.err
+
+
 def test_a_report_that_cannot_be_written_is_said_before_the_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
