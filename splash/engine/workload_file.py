@@ -84,11 +84,25 @@ def _items(lines: list[str], file: Path) -> Iterator[Item]:
             data = json_object(line, parse_constant=_no_constant)
             item = replace(_parsed(data), place=f"{file.name}:{number}")
             if item.when.time_s < last.time_s or item.when.step < last.step:
-                raise ValueError("it arrives before the request above it; sort the lines by arrival")
+                raise ValueError(_out_of_order(data, last))
         except ValueError as error:
             raise RequestFileError(file, number, str(error)) from None
         last = item.when
         yield item
+
+
+def _out_of_order(data: dict[str, Any], last: When) -> str:
+    """Why a request cannot follow one that arrives at `last`."""
+    for missing, given, reached in (
+        ("arrival_s", "arrival_step", last.time_s),
+        ("arrival_step", "arrival_s", last.step),
+    ):
+        if reached and given in data and missing not in data:
+            return (
+                f"it has {given} and a request above it {missing}: seconds and steps do not mix in one file;"
+                " use one of the two for all requests"
+            )
+    return "it arrives before the request above it; sort the lines by arrival"
 
 
 def _no_constant(name: str) -> float:

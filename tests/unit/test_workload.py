@@ -123,6 +123,15 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str, complaint: str) -> None:
     assert complaint in str(error.value)
 
 
+@pytest.mark.parametrize(("first", "second"), [("arrival_s", "arrival_step"), ("arrival_step", "arrival_s")])
+def test_steps_and_seconds_do_not_mix(tmp_path: Path, first: str, second: str) -> None:
+    """Red when requests that no order could satisfy are to be sorted."""
+    file = tmp_path / "load.jsonl"
+    file.write_text(f'{{"prompt": "a", "{first}": 2}}\n{{"prompt": "b", "{second}": 5}}\n')
+    with pytest.raises(ConfigError, match=rf"jsonl:2: it has {second} and .* {first}: .*use one of the two"):
+        read_workload(file)
+
+
 def test_what_is_no_workload_is_refused(tmp_path: Path) -> None:
     """Red when a missing or empty file or an unknown name gives anything but a sentence."""
     (tmp_path / "empty.jsonl").write_text("\n")
