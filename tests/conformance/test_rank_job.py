@@ -156,6 +156,19 @@ def test_a_dead_launcher_takes_the_ranks_with_it() -> None:
     assert not alive([pid for answer in answers for pid in answer[1:3]])
 
 
+def test_a_killed_launcher_is_named() -> None:
+    """Red when ranks that ran are said not to have started, because the launcher above them was killed."""
+    job = start()
+    ranks = who(job)
+    assert isinstance(job, launch.MpiRankJob)
+    os.kill(job._launcher.pid, signal.SIGKILL)
+    with pytest.raises(
+        RankFailure, match=r"the launcher \(mpiexec\) was killed by SIGKILL .*while the ranks ran"
+    ):
+        job.receive(10)
+    assert not alive(ranks)
+
+
 def test_expected_errors_keep_their_type() -> None:
     """Red when a bad checkpoint, seen by a rank, becomes a rank failure."""
     job = start()

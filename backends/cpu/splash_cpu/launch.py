@@ -136,12 +136,16 @@ class MpiRankJob:
         self._output.read()
         failed = {rank: status for rank, status in enumerate(self._output.statuses) if status}
         first = next((rank for rank in [*self._ended_ranks, *failed] if rank in failed), None)
+        code = self._launcher.poll()
         if first is not None:
             text = f"rank {first} {in_words(failed[first])}"
+        elif code is not None and code < 0:
+            when = "while the ranks ran" if all(self._links) else "before all ranks had started"
+            text = f"the launcher (mpiexec) {in_words(-code)} {when}"
         elif self._ended_ranks:
             text = f"rank {self._ended_ranks[0]} ended unexpectedly"
         else:
-            text = f"the ranks did not start: mpiexec ended with code {self._launcher.poll()}"
+            text = f"the ranks did not start: mpiexec ended with code {code}"
         return text + self._output.quoted()
 
     def _await_launcher(self, timeout_s: float) -> None:
