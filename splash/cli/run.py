@@ -16,7 +16,7 @@ from splash.cli.loading import LoadingBar
 from splash.cli.options import Options, given_options, with_options
 from splash.cli.output import json_text, output_console, target_of
 from splash.cli.unread import WhileRead
-from splash.core.errors import RequestError, SplashError
+from splash.core.errors import RankFailure, RequestError, SplashError
 from splash.core.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _typed_prompt(text: str, deployment: Deployment) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class _Outcome:
-    """`stopped` is what ended the run early: a signal's exception, or that of a closed pipe."""
+    """`stopped` is what ended the run early: a signal's exception, that of a closed pipe, or a rank's failure."""
 
     completions: list[Completion]
     stopped: BaseException | None = None
@@ -134,7 +134,7 @@ def _serve(
     **engine: Any,
 ) -> _Outcome:
     """All requests through one engine. A signal, or a reader that goes away, ends it early, and what is left with
-    `abort`."""
+    `abort`; a rank that fails ends it too, and what is left without a reason."""
     from splash.cli import Interrupted
     from splash.engine.client import Engine
     from splash.engine.items import When
@@ -151,6 +151,8 @@ def _serve(
             with _without_ctrl_c():  # ending takes a moment: no second one meanwhile
                 running.close()
             stopped = signalled
+        except RankFailure as failure:
+            stopped = failure
     return _Outcome([stream.outcome() for stream in streams], stopped or watched.error)
 
 

@@ -17,7 +17,11 @@ from splash.tui.units import plural, show_bytes, show_seconds
 
 MIN_FLIPS = 20
 """Boundaries with flips below which their cost is noise."""
-TITLES = {"done": "Run", "interrupted": "Run, interrupted: what was served until then"}
+TITLES = {
+    "done": "Run",
+    "interrupted": "Run, interrupted: what was served until then",
+    "failed": "Run, failed: what was served until then",
+}
 MAX_REFUSED = 10
 """Refusals that are listed; the JSON has all."""
 

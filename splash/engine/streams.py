@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
-from splash.core.errors import RequestError
+from splash.core.errors import RankFailure, RequestError
 from splash.core.request import FinishReason, Request
 from splash.engine.detok import Detokenizer
 from splash.sched.results import Output
@@ -82,11 +82,17 @@ class Stream:
         return completion
 
     def outcome(self) -> Completion:
-        """As `result`, but a request that was refused when it arrived ends with `abort` and its `error`."""
+        """As `result`, but a request that was refused when it arrived ends with `abort` and its `error`, and one that
+        was cut off by a rank's failure is what had come of it, without a finish reason."""
+        completion = Completion(self.request.id)
         try:
-            return self.result()
+            for piece in self:
+                completion.add(piece)
         except RequestError as refusal:
             return Completion(self.request.id, finish_reason="abort", error=str(refusal))
+        except RankFailure:
+            pass
+        return completion
 
 
 class Merged:

@@ -116,13 +116,18 @@ def test_termination(endless: list[object]) -> None:
     assert "Traceback" not in ended.err
 
 
-def test_a_killed_rank(endless: list[object]) -> None:
-    """Red when a dead rank hangs the run, or is not named."""
-    ended = _run(*endless, disturb=lambda root: _ranks(root)[1].kill())
+def test_a_killed_rank(endless: list[object], tmp_path: Path) -> None:
+    """Red when a dead rank hangs the run, is not named, or takes the figures with it."""
+    out = tmp_path / "out.json"
+    ended = _run(*endless, "--json", out, disturb=lambda root: _ranks(root)[1].kill())
     assert ended.code == 3
     assert ended.err.startswith("splash: rank ")
     assert "Traceback" not in ended.err
     assert ended.err.count("\n") == 1
+    data = json.loads(out.read_text())
+    assert data["summary"]["outcome"] == "failed"
+    assert all(request["token_ids"] for request in data["requests"])
+    assert "Run, failed: what was served until then" in ended.out
 
 
 def test_help_answers_at_once() -> None:
