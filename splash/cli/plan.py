@@ -74,6 +74,10 @@ def command(
         raise click.UsageError(
             "--prompt-tokens, --output-tokens, --ttft, --tpot and --max-ranks need a --target-rate"
         )
+    if target_rate is not None and options.ranks is not None:
+        raise click.UsageError(
+            "--target-rate finds the number of ranks: leave out --ranks, or bound it with --max-ranks"
+        )
     traffic = None if target_rate is None else _traffic(target_rate, prompt_tokens, output_tokens, ttft, tpot)
     with target_of(json_file, "--json") as target:
         return _plan(options, traffic, max_ranks, target, silent=json_file == STDOUT)
@@ -110,7 +114,7 @@ def _plan(
 def _asked(
     options: DeployOptions, traffic: Traffic | None, max_ranks: int | None
 ) -> tuple[Plan, Answer | None]:
-    """The plan of the ranks that were asked for; of those found for a rate, if none were."""
+    """The plan of the ranks that were asked for, or of those found for a rate."""
     from splash.sim.fitting import possible_ranks
     from splash.sim.planner import Plan
     from splash.sim.target import MOST_RANKS, fewest_ranks, with_ranks
@@ -122,7 +126,7 @@ def _asked(
         return plan, None
     answer = fewest_ranks(plan, traffic, possible_ranks(plan.spec, plan.profile, max_ranks or MOST_RANKS))
     found = answer.ranks or answer.most_ranks
-    return (plan if options.ranks or found is None else with_ranks(plan, found)), answer
+    return (plan if found is None else with_ranks(plan, found)), answer
 
 
 def _traffic(

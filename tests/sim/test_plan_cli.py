@@ -135,6 +135,7 @@ def test_a_model_that_does_not_fit_says_what_would(
         (["--model", "glm-5.3", "--kv-dtype", "int4"], ["bfloat16", "--kv-dtype"]),
         (["--model", "glm-5.3", "--memory-fraction", "85"], ["--memory-fraction"]),
         (["--ttft", "1"], ["--target-rate"]),
+        (["--target-rate", "8", "--ranks", "4"], ["leave out --ranks", "--max-ranks"]),
         (["--target-rate", "nan"], ["--target-rate", "not a finite number"]),
         (["--target-rate", "inf"], ["--target-rate", "not a finite number"]),
         (["--memory-fraction", "nan"], ["--memory-fraction", "not a finite number"]),
