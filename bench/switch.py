@@ -67,12 +67,16 @@ class Progress:
         self._ended: RunFinished | None = None
 
     def __call__(self, event: Event) -> None:
-        kept = {StepDone: self.steps, SwitchDone: self.switches}
         with self._changed:
-            if type(event) in kept:
-                kept[type(event)].append(event)  # type: ignore[attr-defined]
-            if isinstance(event, RunFinished):
-                self._ended = event
+            match event:
+                case StepDone():
+                    self.steps.append(event)
+                case SwitchDone():
+                    self.switches.append(event)
+                case RunFinished():
+                    self._ended = event
+                case _:
+                    return  # a flip has many events, and to wake somebody takes time
             self._changed.notify_all()
 
     def wait(self, condition: Callable[[], bool]) -> None:

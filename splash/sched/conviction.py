@@ -19,8 +19,10 @@ class Caution:
     """Shares of the time that it must have promised to save in the last questions, added up: a large gain is believed
     at once, a small one when it has been seen several times."""
     wariness: float = 8.0
-    """Times the conviction that a target which was just left must promise to be taken back: where targets take turns at
-    being a little faster, turns take long."""
+    """Times the conviction that a target must promise to be taken back after it was left, and as many times more when
+    that happens again: where targets take turns at being a little faster, turns become long."""
+    most: float = 64.0
+    """What wariness comes to at most."""
     memory: float = 128.0
     """Questions in which the wariness falls by half."""
     dwell: int = 2
@@ -31,7 +33,7 @@ class Caution:
 Kind = tuple[Layout, bool]
 """Of a target: its layout, and whether long requests are striped. From what length on changes with every load."""
 CAUTIOUS = Caution()
-RECKLESS = Caution(margin=0.0, conviction=0.0, wariness=1.0, dwell=0)
+RECKLESS = Caution(margin=0.0, conviction=0.0, most=1.0, dwell=0)
 """For free switches."""
 
 
@@ -58,7 +60,8 @@ class Conviction:
         if _kind(now) != self._now:
             if self._now is not None:
                 self._kept = 0
-                self._wariness[self._now] = caution.wariness
+                wary = caution.wariness * self._wariness.get(self._now, 1.0)
+                self._wariness[self._now] = min(caution.most, wary)
             self._now, self._promised = _kind(now), {}
         self._kept += 1
         promises = {_kind(target): gain for target, gain in gains.items()}

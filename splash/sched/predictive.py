@@ -182,10 +182,10 @@ class PredictivePolicy:
         if self._conviction.dwells:
             return now, ""
         for target in ranked:
-            if gains[target] <= 0:
+            # Before the first step nothing runs that could flap. Where the best is doubted no lesser one is taken in
+            # its stead: among many that tie the target would go round.
+            if gains[target] <= 0 or (load.step and self._conviction.doubts(target, gains[target])):
                 break
-            if load.step and self._conviction.doubts(target, gains[target]):
-                continue  # before the first step nothing runs that could flap
             toll = self._toll(load, target)
             lasts_s = outlooks[now].prompt_s + situation.ahead * outlooks[now].decode_s
             if toll.peak <= 1 and self._pays(load, toll.cost, gains[target], lasts_s):

@@ -23,18 +23,20 @@ def questions(conviction: Conviction, now: Target, other: Target, gain: float = 
     raise AssertionError
 
 
-def test_targets_that_take_turns_at_being_faster_take_long_turns() -> None:
+def test_targets_that_take_turns_at_being_faster_take_ever_longer_turns() -> None:
     """Red when a target that was left is taken back as readily as a new one: two that tie are changed for ever."""
     conviction = Conviction(Caution())
     turns = [questions(conviction, *pair) for pair in [(DP, DOP), (DOP, DP)] * 3]
     assert turns[0] == 2
-    assert all(turn >= 10 for turn in turns[1:])
+    assert 10 <= turns[1] < turns[3] <= turns[5]
 
 
-@pytest.mark.parametrize(("gain", "most"), [(0.5, 2), (0.2, 4), (0.1, 7)])
-def test_loads_that_come_and_go_for_ever_find_their_target_soon_each_time(gain: float, most: int) -> None:
-    """Red when wariness piles up from change to change: after some, a target would be kept that is twice as slow."""
-    conviction = Conviction(Caution())
+@pytest.mark.parametrize("gain", [0.5, 0.1])
+def test_loads_that_come_and_go_for_ever_find_their_target_each_time(gain: float) -> None:
+    """Red when wariness piles up without end: after some changes a target would be kept for ever."""
+    caution = Caution()
+    conviction = Conviction(caution)
+    most = caution.conviction * caution.most / gain + 1
     for now, other in [(TP, DP), (DP, TP)] * 20:
         assert questions(conviction, now, other, gain) <= most
         for _ in range(60):
