@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 from splash_cpu import probe
+
+from splash.core.errors import PortError
 
 
 def _groups(folder: Path, limits: dict[str, str]) -> tuple[Path, Path]:
@@ -64,3 +68,14 @@ def test_what_is_free_is_the_least_that_is_left(tmp_path: Path, monkeypatch: pyt
     (root / "memory.current").write_text("5100")
     monkeypatch.setattr(probe, "_groups", lambda: groups)
     assert probe.free_bytes() == 0, "over its limit"
+
+
+def test_a_kernel_that_cannot_watch_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red when that shows only after ranks have been started, as an OSError."""
+
+    def missing(pid: int) -> int:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(os, "pidfd_open", missing)
+    with pytest.raises(PortError, match=r"pidfd_open, which fails here \(Function not implemented\)"):
+        probe.probe()

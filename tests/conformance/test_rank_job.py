@@ -1,6 +1,7 @@
 """Rank processes: messages, failures, and that nothing of them is left behind, however they end."""
 
 import ast
+import errno
 import os
 import secrets
 import signal
@@ -14,8 +15,9 @@ from pathlib import Path
 
 import pytest
 from splash_cpu import SPEC, launch
+from splash_cpu.launch import MpiRankJob
 from splash_cpu.leftovers import FOLDER, PATTERN, mapped_names
-from splash_cpu.processes import Watched
+from splash_cpu.processes import Watched, descendants
 
 from splash.core.errors import CheckpointError, RankFailure
 from splash.hal.protocol import RankJob
@@ -104,6 +106,47 @@ def test_closing_before_the_ranks_have_started() -> None:
     began = time.monotonic()
     job.close()
     assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), KeyboardInterrupt()])
+def test_a_start_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Red when what goes wrong after the launcher was started leaves it running: nobody has a job to close."""
+    started: list[int] = []
+    watch = os.pidfd_open
+
+    def fail_once(pid: int, flags: int = 0) -> int:
+        if pid == os.getpid() or started:
+            return watch(pid, flags)
+        started.append(pid)
+        raise error
+
+    monkeypatch.setattr(os, "pidfd_open", fail_once)
+    with pytest.raises(type(error)) as caught:
+        start()
+    assert caught.value is error
+    assert not alive(started + descendants(started[0]))
+
+
+class _Counted:
+    """Becomes a text when it is pickled, and counts how often."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        self.times += 1
+        return str, ("args",)
+
+
+def test_arguments_are_pickled_once_and_dropped_when_sent() -> None:
+    """Red when every rank's start is pickled anew, or kept for as long as the job lives."""
+    args = _Counted()
+    job = MpiRankJob(3, SERVE, args, threads=1)
+    job.send("early")
+    assert [answer[4] for answer in job.receive(60)] == ["args"] * 3
+    assert args.times == 1
+    assert not any(job._unsent)
+    job.close()
 
 
 @pytest.mark.parametrize(

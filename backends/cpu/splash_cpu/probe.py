@@ -98,6 +98,13 @@ def probe() -> list[DeviceInfo]:
         raise PortError(
             f"the cpu port shares memory with memfd, which {sys.platform} lacks; it runs on Linux"
         )
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        raise PortError(
+            f"the cpu port watches its ranks with pidfd_open, which fails here ({error.strerror});"
+            " Linux has it since 5.3"
+        ) from None
     for package in ("torch", "mpi4py"):
         if find_spec(package) is None:
             raise PortError(f"the cpu port needs the package {package}: pip install {package}")
