@@ -42,14 +42,28 @@ def _schema(kind: Any) -> tuple[dict[str, Any], set[str]]:
 
 
 def _value(hint: Any, value: object, what: str) -> object:
-    """`value` as a field has it: numbers for a float are floats, lists for a tuple are tuples."""
+    """`value` as a field has it."""
     if _is_record(hint):
         return made(hint, value, what)
     if not _fits(value, hint):
         raise ValueError(_complaint(what, value, hint))
-    if hint is float:
-        return float(value)  # type: ignore[arg-type]
-    return tuple(value) if get_origin(hint) is tuple else value  # type: ignore[arg-type]
+    return _converted(value, hint)
+
+
+def _converted(value: Any, hint: Any) -> object:
+    """What fits a type, as that type: at all depths numbers for a float are floats, lists for a tuple are tuples."""
+    inner = get_args(hint)
+    match get_origin(hint):
+        case None:
+            return float(value) if hint is float else value
+        case types.UnionType:
+            return _converted(value, next(each for each in inner if _fits(value, each)))
+        case builtins.list:
+            return [_converted(item, inner[0]) for item in value]
+        case builtins.tuple:
+            return tuple(map(_converted, value, _items(inner, len(value))))
+        case _:
+            return {name: _converted(item, inner[1]) for name, item in value.items()}
 
 
 def _is_record(hint: Any) -> bool:
@@ -64,10 +78,20 @@ def _fits(value: object, hint: Any) -> bool:
             return hint is Any or (_is_finite(value) if hint is float else type(value) is hint)
         case types.UnionType:
             return any(_fits(value, each) for each in inner)
-        case builtins.list | builtins.tuple:
+        case builtins.list:
             return isinstance(value, list) and all(_fits(item, inner[0]) for item in value)
+        case builtins.tuple:
+            if not isinstance(value, list):
+                return False
+            items = _items(inner, len(value))
+            return len(items) == len(value) and all(map(_fits, value, items))
         case _:
             return isinstance(value, dict) and all(_fits(item, inner[1]) for item in value.values())
+
+
+def _items(inner: tuple[Any, ...], length: int) -> tuple[Any, ...]:
+    """The types of a tuple's items, of one that may have any length as many as there are."""
+    return inner[:1] * length if inner[-1] is ... else inner
 
 
 def _is_finite(value: object) -> bool:
@@ -81,11 +105,16 @@ def _complaint(what: str, value: object, hint: Any) -> str:
     return f"{what} is {shown}; it must be {_said(hint)}"
 
 
+def _said_each(hints: tuple[Any, ...]) -> str:
+    return f"{KINDS[list]} of {', '.join(map(_said, hints))}"
+
+
 def _said(hint: Any) -> str:
     if isinstance(hint, types.UnionType):
         return " or ".join(map(_said, get_args(hint)))
     if get_origin(hint) is tuple:
-        return f"{KINDS[list]}, each {_said(get_args(hint)[0])}"
+        inner = get_args(hint)
+        return f"{KINDS[list]}, each {_said(inner[0])}" if inner[-1] is ... else _said_each(inner)
     if inner := get_args(hint):
         return f"{KINDS[get_origin(hint)]}, each {_said(inner[-1])}"
     if hint is float:
