@@ -131,10 +131,10 @@ class PagePool:
             self.available += self.slots[slot] is SlotState.KV
 
     def release_all(self, pages: Sequence[int]) -> None:
-        """`release` of many."""
+        """`release` of many, each listed once."""
         states = map(self._states.__getitem__, pages)
         held = self._pins.keys().isdisjoint(pages) and NEVER_RELEASED.isdisjoint(states)
-        if held and min(pages) > self._null_page:
+        if held and min(pages, default=0) > self._null_page and len(set(pages)) == len(pages):
             self.set_states(pages, PageState.FREE)
             self._ordinary += pages
             self.available += len(pages)

@@ -36,6 +36,19 @@ def test_slot_pages_are_handed_out_last() -> None:
     p.check()
 
 
+def test_many_are_released_as_one_by_one() -> None:
+    """Red when no pages are too few, or a page that is listed twice comes free twice."""
+    p = pool()
+    p.release_all([])
+    pages = p.take(4, PageState.LIVE)
+    p.release_all(pages[:2])
+    assert [p.state(page) for page in pages] == [PageState.FREE] * 2 + [PageState.LIVE] * 2
+    for wrong in (pages[1:3], [pages[2], pages[3], pages[3]]):
+        with pytest.raises(AssertionError, match="released while FREE"):
+            p.release_all(wrong)
+    p.check()
+
+
 def test_a_draining_slot_gives_out_no_page_and_fills_when_empty() -> None:
     p = pool(prefer_slots=True)
     (page,) = p.take(1, PageState.LIVE)
