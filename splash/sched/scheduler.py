@@ -7,7 +7,7 @@ compute; `update` takes a result. Torch-free and without a clock of its own, so 
 from __future__ import annotations
 
 from splash.core.config import SchedulerConfig
-from splash.core.errors import CapacityError, RequestError
+from splash.core.errors import CapacityError, ConfigError, RequestError
 from splash.core.events import EventSink
 from splash.core.request import Request, check_prompt
 from splash.kv.blocks import KVStore
@@ -130,16 +130,23 @@ class Scheduler:
         self._parts.aim.want(layout_name, reason, striped_from=striped_from, keep_policy=keep_policy)
 
     def set_goal(self, request_id: int, layout_name: str, home: int) -> None:
-        """Move one running request on its own, e.g. to another owner or into a layout of its own.
-        CapacityError, with numbers, if that place cannot hold what it may grow to."""
-        record = self.running[request_id]
-        holds = longest_held(layout_named(layout_name), self.store)
+        """Move one running request on its own, e.g. to another owner or into a layout of its own. RequestError if it is
+        not running; ConfigError if there is no such layout or home; CapacityError, with numbers, if that place cannot
+        hold what it may grow to."""
+        layout, ranks = layout_named(layout_name), self.store.topo.ranks
+        record = self.running.get(request_id)
+        if record is None:
+            raise RequestError(
+                f"request {request_id} is not running: it cannot be moved to {layout_name}@{home}"
+            )
+        if not 0 <= home < ranks:
+            raise ConfigError(f"request {request_id}: home {home} is no rank; the ranks are 0 to {ranks - 1}")
+        holds = longest_held(layout, self.store)
         if record.limit - 1 > holds:
             raise CapacityError(
                 f"request {request_id} may cache {record.limit - 1} tokens; under {layout_name} one request has {holds}"
             )
-        goal = assigned(layout_named(layout_name), home)
-        self.transitions.set_goal(record, goal, "a goal of its own", self._progress.planned)
+        self.transitions.set_goal(record, assigned(layout, home), "a goal of its own", self._progress.planned)
 
     def rebalance(self) -> int:
         """Even out the owners' shares; returns how many requests will move."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from splash.core.errors import CapacityError, RequestError
+from splash.core.errors import CapacityError, ConfigError, RequestError
 from splash.core.events import (
     CopyProgress,
     RequestFlipped,
@@ -153,6 +153,22 @@ def test_a_place_that_cannot_hold_a_request_is_refused_with_numbers() -> None:
         h.scheduler.set_goal(r, "dop", 3)
     h.drain()
     assert h.outputs[r] == expected_tokens(r, 50, 10)
+
+
+def test_a_goal_of_nobody_or_nowhere_is_refused() -> None:
+    """Red when a request that is not running, or a home that is no rank, ends in an error of Python, or is taken."""
+    h = Harness(ranks=4, token_budget=8, max_chunk=8, max_running=1)
+    r, waiting = h.add(8, 10), h.add(8, 10)
+    h.step()
+    for nobody in (waiting, 7):
+        with pytest.raises(RequestError, match=f"request {nobody} is not running"):
+            h.scheduler.set_goal(nobody, "dop", 0)
+    for nowhere in (-1, 4):
+        with pytest.raises(ConfigError, match=f"home {nowhere} is no rank; the ranks are 0 to 3"):
+            h.scheduler.set_goal(r, "dop", nowhere)
+    assert not h.scheduler.switching
+    h.drain()
+    assert h.outputs[r] == expected_tokens(r, 8, 10)
 
 
 def test_shortage_on_one_rank_leaves_the_others_alone() -> None:
