@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -52,9 +51,7 @@ class Moves:
         self._moving: dict[int, Record] = {}
         """Records whose placement is not their goal's, staged or not, in order."""
         self._flipped: list[Flipped] = []
-        """At the last boundary; told in the background."""
-        self._left: deque[Flipped] = deque()
-        """Told, and their old pages still to be retired."""
+        """At the last boundary; settled in the background."""
         self._cancelled: dict[int, Record] = {}
         """Records whose announced staging was given up: the executors must hear."""
         self._stranded_free: int | None = None
@@ -69,14 +66,9 @@ class Moves:
         return bool(self._moving)
 
     @property
-    def untold(self) -> bool:
-        """Requests have flipped, and that is still to be told."""
+    def unsettled(self) -> bool:
+        """Requests have flipped: that is still to be told, and their old pages to be retired."""
         return bool(self._flipped)
-
-    @property
-    def leaving(self) -> bool:
-        """Requests that have flipped have old pages to be retired."""
-        return bool(self._left)
 
     @property
     def stranded(self) -> bool:
@@ -172,25 +164,9 @@ class Moves:
     # ---- while the ranks compute
 
     def settle_flips(self) -> bool:
-        """Tell of all that have flipped, and retire their old pages; False if there are none of these."""
-        self.tell_flips()
-        return self.retire_left()
-
-    def retire_left(self, *, share: int = 1) -> bool:
-        """Retire the old pages of 1/share of those that have been told, or one; False if there are none."""
-        if not self._left:
-            return False
-        for _ in range(-(-len(self._left) // share)):
-            record, step, old, _, _ = self._left.popleft()
-            self._store.leave(record.blocks, old, record.present, step - 1)
-            self._replicas.drop_strays(record, step)
-        return True
-
-    def tell_flips(self) -> None:
-        """Tell of those that have flipped at the last boundary."""
+        """Tell of those that have flipped, and retire their old pages; False if there are none."""
         now, flipped, self._flipped = self._journal.now(), self._flipped, []
-        for entry in flipped:
-            record, step, old, staged_steps, num_bytes = entry
+        for record, step, old, staged_steps, num_bytes in flipped:
             at = record.present
             self._journal.emit(
                 RequestFlipped(
@@ -199,7 +175,9 @@ class Moves:
             )
             self._course.flipped(record.id, step)
             if staged_steps:
-                self._left.append(entry)
+                self._store.leave(record.blocks, old, at, step - 1)
+                self._replicas.drop_strays(record, step)
+        return bool(flipped)
 
     def check_bounds(self, step: int, budget: int) -> None:
         """Cancel what takes past twice its prediction and some steps; it stays as it is."""
@@ -240,7 +218,6 @@ class Moves:
                 lacking.update(self._begin(record, first_step, lacking, margin))
 
     def _begin(self, record: Record, first_step: int, avoid: Collection[int], margin: int) -> list[int]:
-        self.retire_left()  # what it lacks is counted
         next_layout = with_projection(record.goal.layout, Projection.SHARDED)
         lacking = begin_staging(
             record,
@@ -279,8 +256,6 @@ class Moves:
         self._moving.pop(record.id, None)
         self._cancelled.pop(record.id, None)
         self._flipped = [entry for entry in self._flipped if entry.record is not record]
-        if self._left:
-            self._left = deque(entry for entry in self._left if entry.record is not record)
 
     def cancel(self, record: Record, reason: str, step: int) -> None:
         """Give up a request's staging: it stays as it is, reserved pages retire after `step`."""

@@ -85,7 +85,7 @@ def pool_sample(
     for pool in store.pools:
         live = held[pool.rank]
         counts = pool.counts()
-        between = max(0, counts[PageState.LIVE] - sum(live.values()))
+        between = counts[PageState.LIVE] - sum(live.values())
         pages.append(
             {
                 "free": counts[PageState.FREE] + unread[pool.rank],

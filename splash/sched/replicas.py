@@ -62,11 +62,6 @@ class Replicas:
         return any(x.phase is not Phase.FULL and x.rank in wanted for x in self._residencies)
 
     @property
-    def draining(self) -> bool:
-        """KV pages are being moved out of slots."""
-        return any(x.phase is Phase.DRAINING for x in self._residencies)
-
-    @property
     def settled(self) -> bool:
         """Residencies are what they should be, or growing was refused."""
         if self.surplus:

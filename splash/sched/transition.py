@@ -21,10 +21,6 @@ from splash.sched.shared import Shared
 from splash.sched.switch import Course
 from splash.sched.target import Target
 
-RETIRED_SHARE = 4
-"""Of the requests that have flipped lately 1/4 has its old pages retired in a step, from the second one in the new
-layout on: ranks that share their cores with the engine wait for this work, as they would wait for all of it at once."""
-
 
 class Transitions:
     """All machinery of switching."""
@@ -33,7 +29,6 @@ class Transitions:
         self._store = shared.store
         self._running = shared.running
         self._config = shared.config
-        self._progress = shared.progress
         self._journal = shared.journal
         self.ledger = CopyLedger(shared.store)
         self._course = Course(target, ledger=self.ledger, journal=shared.journal)
@@ -63,14 +58,8 @@ class Transitions:
 
     @property
     def at_rest(self) -> bool:
-        """Nothing moves, and nothing will by itself: no projection to look at, nothing given up to be tried again, no
-        old page to be retired."""
-        return self._still and not self._moves.leaving
-
-    @property
-    def _still(self) -> bool:
-        """It is at rest, but for old pages."""
-        return not self.open and not self._replicas.recheck and not self._moves.untold and self.complete
+        """Nothing moves, and nothing will by itself: no projection to look at, nothing given up to be tried again."""
+        return not self.open and not self._replicas.recheck and not self._moves.unsettled and self.complete
 
     @property
     def rested(self) -> bool:
@@ -184,12 +173,10 @@ class Transitions:
         """Retire, reserve, queue and choose copies for the next plan; `step` is the plan in flight."""
         acks, self._acks = self._acks, []
         self.ledger.acknowledge(acks)
-        hurry = self._progress.short == step or self._replicas.draining
-        self._moves.retire_left(share=1 if hurry else RETIRED_SHARE)
-        self._moves.tell_flips()
+        self._moves.settle_flips()
         self._store.collect(step - 1)
         rested, self._rested = self._rested, False
-        self._rested = self._still
+        self._rested = self.at_rest
         if rested and self._rested:
             self.ledger.pass_idly(1)
             return
@@ -250,9 +237,9 @@ class Transitions:
         record.blocks, record.room, record.state = [], 0, []
 
     def relieve(self, step: int, ranks: Collection[int]) -> bool:
-        """Memory is short on `ranks` after the collected `step`: retire what flips have left, else give up replicas
-        that are only kept warm, else the newest staging with pages there, else a residency that grows there. False if
-        there is none of them."""
+        """Memory is short on `ranks` after the collected `step`: retire what the flips at this boundary have left, else
+        give up replicas that are only kept warm, else the newest staging with pages there, else a residency that grows
+        there. False if there is none of them."""
         return (
             self._moves.settle_flips()
             or self.drop_warm_replicas(step)

@@ -99,15 +99,25 @@ class Harness:
 
     def step(self) -> bool:
         """One step; False if there was nothing to do."""
+        if not self.begin():
+            return False
+        self.end()
+        return True
+
+    def begin(self) -> bool:
+        """Plan and submit a step; False if there was nothing to do."""
         plan = self.scheduler.schedule()
         if plan is None:
             return False
         self.plans.append(plan)
         self.executor.submit(plan)
+        return True
+
+    def end(self) -> None:
+        """The background of the step that was begun, and its result."""
         self.scheduler.prepare()
         self.clock.time_s += 0.01
         self._take(self.scheduler.update(self.executor.collect()))
-        return True
 
     def drain(self, limit: int = 5000) -> None:
         """Step until nothing is left to do; AssertionError after `limit` steps (something is stuck)."""

@@ -36,6 +36,7 @@ class Interleavings(RuleBasedStateMachine):
         slack=st.sampled_from([4, 64]),
         auto=st.booleans(),
         state_pages=st.sampled_from([0, 0, 1, 3]),
+        copy_bytes=st.sampled_from([64, 64, 512, 1 << 20]),
     )
     def start(
         self,
@@ -49,6 +50,7 @@ class Interleavings(RuleBasedStateMachine):
         slack: int,
         auto: bool,
         state_pages: int,
+        copy_bytes: int,
     ) -> None:
         policy = ThresholdPolicy(Thresholds(3, 12, 24, 5, 1)) if auto else None
         self.h = Harness(
@@ -62,7 +64,7 @@ class Interleavings(RuleBasedStateMachine):
             replicas=replicas,
             transition_slack_steps=slack,
             watermark_pages=1,
-            copy_bytes_per_step=64,
+            copy_bytes_per_step=copy_bytes,
             state_pages=state_pages,
         )
         self.drops = replicas == "drop"
