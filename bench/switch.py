@@ -350,10 +350,10 @@ def lost_seconds(steps: Sequence[StepDone], switch: SwitchDone) -> float:
     """Time that the switch took from its requests: what the steps from the change of the target to the first steady
     one took beyond the old layout's (until the flips) or the new layout's period."""
     periods, by_step = _periods(steps), {s.step: s for s in steps}
-    after = [periods[i] for i in range(switch.step + 2, switch.step + SETTLE_STEPS) if i in periods]
+    after = [periods[i] for i in range(switch.step + 1, switch.step + SETTLE_STEPS) if i in periods]
     new, old = median(after), _steady(periods, switch)
     lost = 0.0
-    for step in range(_window(switch).start, switch.step + 2):
+    for step in _window(switch):
         if step in periods:
             rows = by_step[step].rows_by_layout
             share = rows.get(switch.new, 0) / max(1, sum(rows.values()))

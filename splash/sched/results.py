@@ -110,7 +110,7 @@ class Results:
         num_prompt = sum(c.count for c in plan.chunks)
         steady = not plan.chunks and not self._aim.switching
         boundary = self._pace.note_times(result.started_s, result.ended_s, steady=steady)
-        self._transitions.note_boundary(boundary)
+        self._transitions.note_boundary(plan.step, boundary)
         by_layout, by_rank = self._rows.by_place()
         self._journal.emit(
             StepDone(

@@ -20,6 +20,8 @@ class Switch:
     started_step: int
     started_s: float
     flipped: set[int] = field(default_factory=set)
+    flipped_step: int | None = None
+    """The last one before which requests flipped."""
     kv_bytes: int = 0
     weight_bytes: int = 0
     max_boundary_s: float = 0.0
@@ -76,6 +78,11 @@ class Course:
         self.advance(step)
         if self.switch is not None:
             self.switch.flipped.add(request)
+            self.switch.flipped_step = step
+
+    def flips_at(self, step: int) -> bool:
+        """Requests flipped at the boundary before `step`: how long that took comes with the step's result."""
+        return self.switch is not None and self.switch.flipped_step == step
 
     def give_up(self) -> None:
         """Some requests, or replicas, stay where they are."""
@@ -88,8 +95,9 @@ class Course:
             self.switch.kv_bytes += kv_bytes
             self.switch.weight_bytes += weight_bytes
 
-    def note_boundary(self, seconds: float) -> None:
-        if self.switch is not None:
+    def note_boundary(self, step: int, seconds: float) -> None:
+        """The time before `step`: the switch's, if it was open then."""
+        if self.switch is not None and self.switch.started_step < step:
             self.switch.max_boundary_s = max(self.switch.max_boundary_s, seconds)
 
     def advance(self, step: int) -> None:

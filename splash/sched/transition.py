@@ -165,9 +165,9 @@ class Transitions:
         self._acks += acks
         self._replicas.collected(step)
 
-    def note_boundary(self, seconds: float) -> None:
-        """The time between two steps, which a switch must not lengthen."""
-        self._course.note_boundary(seconds)
+    def note_boundary(self, step: int, seconds: float) -> None:
+        """The time between `step` and the one before, which a switch must not lengthen."""
+        self._course.note_boundary(step, seconds)
 
     def background(self, step: int, budget: int, margin: int) -> None:
         """Retire, reserve, queue and choose copies for the next plan; `step` is the plan in flight."""
@@ -211,8 +211,9 @@ class Transitions:
             self._course.advance(step)
 
     def _conclude(self, step: int) -> None:
-        """Close the switch when all is there; give up what has found no room for long."""
-        if self._replicas.recheck:
+        """Close the switch when all is there and the boundary of the last flips has been counted; give up what has
+        found no room for long."""
+        if self._replicas.recheck or self._course.flips_at(step):
             return
         if not self._moves.open and self._replicas.settled:
             if self._course.switch is not None and self._moves.reached():

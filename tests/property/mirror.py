@@ -7,6 +7,7 @@ before it is written, every reader has every token, no page serves two uses, not
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from splash.kv.slots import MemoryPlan
@@ -50,6 +51,9 @@ class MirrorExecutor:
         self.received = [[0] * topo.ranks for _ in range(topo.ranks)]
         self.delay = delay
         self.rng = random.Random(seed)
+        self.boundary_s: Callable[[StepPlan], float] = lambda plan: 0.0
+        """Seconds between the steps before a plan and its own, which takes none."""
+        self._time_s = 0.0
         self._waiting: list[tuple[int, PageCopy | ShardCopy]] = []
         self._acks: list[int] = []
         self._result: StepResult | None = None
@@ -60,7 +64,10 @@ class MirrorExecutor:
         self._apply(plan)
         tokens = self._forward(plan)
         self._waiting += [(plan.step + self.rng.randint(0, self.delay), copy) for copy in plan.copies]
-        self._result = StepResult(plan.step, tuple(tokens), acks)
+        self._time_s += self.boundary_s(plan)
+        self._result = StepResult(
+            plan.step, tuple(tokens), acks, started_s=self._time_s, ended_s=self._time_s
+        )
 
     def collect(self) -> StepResult:
         assert self._result is not None

@@ -199,3 +199,18 @@ def test_samples_show_every_page_once(old: str, new: str) -> None:
         for pages in sample.pages:
             assert min(pages.values()) >= 0
             assert sum(pages.values()) == h.memory.geometry.num_pages - 1, "all but the null page"
+
+
+@pytest.mark.parametrize(("old", "new"), [("tp", "dop"), ("tp", "dp"), ("dop", "dp"), ("dp", "tp")])
+def test_a_switch_counts_the_boundaries_of_its_flips(old: str, new: str) -> None:
+    """Red when a switch is closed before the result of the step that its last flips were before: how long these took
+    comes with that; or when it counts the boundary before the step that it began beside."""
+    h = settled(old, [64] * 8)
+    first = h.scheduler.next_step  # beside which the target is taken up
+    h.executor.boundary_s = lambda plan: 2.0 if plan.step == first else 1.0 if plan.flips else 0.125
+    h.scheduler.set_target(new, "test")
+    first_event = len(h.events)
+    h.settle()
+    h.scheduler.drain_events()
+    (done,) = [e for e in h.events[first_event:] if isinstance(e, SwitchDone)]
+    assert done.max_boundary_s == 1.0

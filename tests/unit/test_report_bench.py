@@ -43,7 +43,7 @@ def _run(*, slow: float = 0.0, flip: float = 0.0) -> tuple[list[StepDone], Switc
         t += boundary + forward
         rows = {"dp" if index >= 26 else "tp": 16}
         steps.append(StepDone(t, index, forward, boundary, 16, 0, rows, [16, 16], 16 * (index == 26), 16))
-    return steps, SwitchDone(t, 26, "tp", "dp", "", "done", 6, 16, 100, 0, 1.0, 0.0)
+    return steps, SwitchDone(t, 27, "tp", "dp", "", "done", 7, 16, 100, 0, 1.0, 0.0)
 
 
 @pytest.mark.parametrize("slow", [0.0, 0.1])
