@@ -220,13 +220,17 @@ def serve(options: Options) -> int:
     report = RunReport()
     with ExitStack() as files:
         target = files.enter_context(target_of(options.json_file, "--json"))
-        trace = _open_trace(options.trace, options, files)
+        watched = WhileRead()
+        trace = _open_trace(options.trace, options, watched, files)
         with LoadingBar(deployment.checkpoint.spec.num_layers, plain=options.no_tui) as bar:
             executor = deployment.launch(loaded=bar)
         files.callback(executor.close)
         with open_view(console, plain=options.no_tui) as view:
-            watched = WhileRead(view.sink)
-            engine = {"sinks": (report.event, watched.sink), "trace": trace, "executor": executor}
+            engine = {
+                "sinks": (report.event, watched.guarded(view.sink)),
+                "trace": trace,
+                "executor": executor,
+            }
             outcome = _serve(deployment, jobs, options.switch, watched, **engine)
         for done in outcome.completions:
             report.output(done.request, done.token_ids, done.text, done.finish_reason, done.error)
@@ -246,12 +250,15 @@ def serve(options: Options) -> int:
     return RequestError.exit_code if outcome.refused else exit_code
 
 
-def _open_trace(file: Path | None, options: Options, files: ExitStack) -> TraceWriter | None:
+def _open_trace(
+    file: Path | None, options: Options, watched: WhileRead, files: ExitStack
+) -> TraceWriter | None:
     from splash.engine.trace import Header, TraceWriter
 
     if file is None:
         return None
-    writer = TraceWriter(file, Header(splash.__version__, options.model, asdict(options.engine_config())))
+    header = Header(splash.__version__, options.model, asdict(options.engine_config()))
+    writer = TraceWriter(file, header, unread=watched.end)
     files.callback(writer.close)
     return writer
 

@@ -103,10 +103,17 @@ def _canonical(value: Any) -> Any:
 
 
 class TraceWriter:
-    """Writes a trace line by line; `close` ends it. Every line is complete on its own."""
+    """Writes a trace line by line; `close` ends it. Every line is complete on its own.
 
-    def __init__(self, file: Path, header: Header) -> None:
+    Where nobody reads any more `unread` is called, once, and nothing is written after that; BrokenPipeError without it.
+    """
+
+    def __init__(
+        self, file: Path, header: Header, *, unread: Callable[[BrokenPipeError], None] | None = None
+    ) -> None:
         self._file = file
+        self._unread = unread
+        self._is_broken = False
         with self._errors_named():
             self._out: TextIO = sys.stdout if file == PIPE else file.open("w", encoding="utf-8")
         self._write("header", {"version": VERSION, **asdict(header)})
@@ -135,8 +142,16 @@ class TraceWriter:
                 self._out.close()
 
     def _write(self, kind: str, data: Mapping[str, Any]) -> None:
-        with self._errors_named():
-            self._out.write(json.dumps({"kind": kind, **data}, separators=(",", ":")) + "\n")
+        if self._is_broken:
+            return
+        try:
+            with self._errors_named():
+                self._out.write(json.dumps({"kind": kind, **data}, separators=(",", ":")) + "\n")
+        except BrokenPipeError as error:
+            if self._unread is None:
+                raise
+            self._is_broken = True
+            self._unread(error)
 
     def _errors_named(self) -> AbstractContextManager[None]:
         return file_errors(f"write the trace {self._file}", TraceError, "--trace")

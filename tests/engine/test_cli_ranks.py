@@ -31,18 +31,21 @@ class Ended:
 
 
 def _run(
-    *arguments: object, disturb: Callable[[psutil.Process], None] | None = None, deaf: bool = False
+    *arguments: object,
+    disturb: Callable[[psutil.Process], None] | None = None,
+    deaf: bool = False,
+    serving: str = "serve",
 ) -> Ended:
-    """Runs a command, disturbs it once its ranks serve, and sees that none of its processes is left. `deaf`: reads one
-    line of it and no more."""
+    """Runs a command, disturbs it once its ranks serve, and sees that none of its processes is left. `deaf`: reads no
+    more of it than the line that says that they serve."""
     command = [*SPLASH, *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     root, seen = psutil.Process(process.pid), set[psutil.Process]()
     try:
         if disturb is not None:
             assert process.stdout is not None
-            first = process.stdout.readline()
-            assert "serve" in first, (first, process.communicate(timeout=PATIENCE_S))
+            line = next((line for line in process.stdout if serving in line), None)
+            assert line is not None, process.communicate(timeout=PATIENCE_S)
             time.sleep(0.5)
             seen |= set(root.children(recursive=True))
             assert len(_ranks(root)) == 2
@@ -104,6 +107,20 @@ def test_a_reader_that_goes_away(endless: list[object], tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     ended = _run(*endless, "--json", out, disturb=lambda root: None, deaf=True)
     assert (ended.code, ended.err) == (1, "")
+    data = json.loads(out.read_text())
+    assert {r["finish_reason"] for r in data["requests"]} == {"abort"}
+    assert data["summary"]["outcome"] == "interrupted"
+
+
+def test_a_traces_reader_that_goes_away(endless: list[object], tmp_path: Path) -> None:
+    """Red when `splash run --trace - | head -1` is told as a failure, goes on to its end, or leaves no figures."""
+    out = tmp_path / "out.json"
+    ended = _run(
+        *endless, "--json", out, "--trace", "-", disturb=lambda root: None, deaf=True, serving='"step"'
+    )
+    assert ended.code == 1
+    assert "run interrupted" in ended.err
+    assert not [word for word in ("failed", "pipe", "Traceback", "splash:") if word in ended.err]
     data = json.loads(out.read_text())
     assert {r["finish_reason"] for r in data["requests"]} == {"abort"}
     assert data["summary"]["outcome"] == "interrupted"
