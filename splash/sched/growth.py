@@ -42,6 +42,7 @@ class Growth:
                 continue
             self._progress.short = draft.step
             if self._transitions.relieve(self._progress.planned, lacking):
+                self._withdraw(draft)
                 continue
             newest = next(
                 r for r in reversed(self._roster.running.values()) if r is record or _holds_page(r, lacking)
@@ -72,6 +73,14 @@ class Growth:
                 self._allocate(record, record.room + 1, draft)
         self._store.collect(self._progress.collected)
         return num_steps
+
+    def _withdraw(self, draft: PlanDraft) -> None:
+        """Of the plan's grants those that a staging had which was given up since: others may get their pages."""
+        draft.grants = [grant for grant in draft.grants if self._held(grant)]
+
+    def _held(self, grant: PageGrant) -> bool:
+        block = self._roster.running[grant.request].blocks[grant.block]
+        return block.copies.get((grant.group, grant.rank)) == grant.page
 
     def _allocate(self, record: Record, length: int, draft: PlanDraft) -> list[int]:
         """Blocks for `length` tokens, or the ranks that lack pages for them; then nothing changed."""

@@ -49,6 +49,8 @@ class MirrorExecutor:
         self.shards = [{r: self.geometry.shard_bytes} for r in range(topo.ranks)]
         self.resident = [frozenset((r,)) for r in range(topo.ranks)]
         self.received = [[0] * topo.ranks for _ in range(topo.ranks)]
+        self._zeroed: set[tuple[int, int]] = set()
+        """(rank, page) that the plan has given to somebody."""
         self.delay = delay
         self.rng = random.Random(seed)
         self.boundary_s: Callable[[StepPlan], float] = lambda plan: 0.0
@@ -78,6 +80,7 @@ class MirrorExecutor:
         """Nothing to end."""
 
     def _apply(self, plan: StepPlan) -> None:
+        self._zeroed.clear()
         for rank, shards in plan.residents:
             for j in shards - self.resident[rank]:
                 assert self.shards[rank].get(j, 0) == self.geometry.shard_bytes, (
@@ -131,6 +134,8 @@ class MirrorExecutor:
     def _zero(self, rank: int, page: int) -> None:
         assert page > self.geometry.null_page or page // self.geometry.slot_pages not in self.resident[rank]
         assert 0 <= page < self.geometry.num_pages
+        assert (rank, page) not in self._zeroed, f"rank {rank} page {page} is given away twice in a plan"
+        self._zeroed.add((rank, page))
         self.pages[rank][page] = [None] * self.size
 
     def _forward(self, plan: StepPlan) -> list[int]:
