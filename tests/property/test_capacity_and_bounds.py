@@ -401,3 +401,28 @@ def test_what_a_flip_leaves_is_taken_before_a_request_is_preempted() -> None:
     h.drain()
     assert [e.home for e in h.events if isinstance(e, RequestFlipped)] == [0, 1]
     assert not [e for e in h.events if isinstance(e, RequestPreempted)]
+
+
+def test_a_page_given_up_within_a_plan_is_granted_once() -> None:
+    """Red when a request's grant for a staging stays in the plan that gives the staging up for another request."""
+    h = Harness(ranks=2, kv_pages=4, slot_pages=1, target="dop", watermark_pages=0, copy_bytes_per_step=1)
+    moving, staying = h.add(6, 10), h.add(6, 10)
+    h.step()
+    h.scheduler.set_goal(moving, "tp", 0)
+    while not any(isinstance(event, StageCancelled) for event in h.events):
+        h.step()
+    plan = h.plans[-1]
+    assert {(grant.request, grant.rank) for grant in plan.grants} == {(moving, 0), (staying, 1)}
+    h.drain()
+    for request in (moving, staying):
+        assert h.outputs[request] == expected_tokens(request, 6, 10)
+
+
+def test_a_request_goes_where_there_is_room() -> None:
+    """Red when it waits for the owner that holds least, which is full, beside another that has room."""
+    h = Harness(ranks=2, kv_pages=3, slot_pages=1, target="dop", watermark_pages=0)
+    for num_prompt in (6, 1, 1, 1, 1, 5):
+        h.add(num_prompt, 2)
+    h.step()
+    homes = [record.goal.home for record in h.scheduler.running.values()]
+    assert homes == [0, 1, 1, 1, 1, 0]
