@@ -19,8 +19,7 @@ import torch
 from splash_cpu.attention import CpuAttention
 
 from bench.machine import provenance
-from splash.cli.options import DEMO
-from splash.core.config import EngineConfig
+from splash.core.config import DEMO, EngineConfig
 from splash.core.params import SamplingParams
 from splash.core.request import Request
 from splash.engine.deployment import Deployment, open_deployment

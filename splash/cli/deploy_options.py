@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from splash.cli.numbers import SHARE, Whole
+from splash.cli.numbers import SHARE, Count
 
 if TYPE_CHECKING:
     from splash.sim.deployment import SimDeployment
@@ -66,7 +66,7 @@ OPTIONS = (
         metavar="NAME|FILE",
         help="A hardware profile by name or path.  [default: the model's usual hardware]",
     ),
-    click.option("--ranks", type=Whole(min=1), help="Ranks of the deployment.  [default: 8, or fewer]"),
+    click.option("--ranks", type=Count(min=1), help="Ranks of the deployment.  [default: 8, or fewer]"),
     click.option(
         "--memory-fraction",
         type=SHARE,
@@ -78,7 +78,7 @@ OPTIONS = (
     click.option("--kv-dtype", metavar="TYPE", help="How KV is stored: float32, bfloat16, fp8."),
     click.option(
         "--request-tokens",
-        type=Whole(min=1),
+        type=Count(min=1),
         help="Tokens of a typical request, over which a recurrent state is shared out.",
     ),
 )

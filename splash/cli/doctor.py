@@ -24,17 +24,19 @@ def command() -> int:
 
     Exits with 1 if no port can run.
     """
-    from rich.console import Console
-
+    from splash.cli.hardware import NO_GPU_PORT, has_gpu_port
+    from splash.cli.output import output_console
     from splash.hal.registry import ports
 
-    console = Console(highlight=False)
+    console = output_console({})
     _show_machine(console)
     found = ports()
     for port in found:
         _show_port(console, port)
     if not found:
         console.print("no port is installed; install splash anew, it brings the CPU port")
+    elif not has_gpu_port(found):
+        console.print(f"\n{NO_GPU_PORT}; `splash run --hw NAME` simulates one, `splash sim --help` says how")
     return 0 if any(not port.problem for port in found) else 1
 
 
@@ -44,12 +46,12 @@ def _show_machine(console: Console) -> None:
 
     versions = ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
     console.print(f"splash   {splash.__version__}")
-    console.print(f"python   {platform.python_version()}, {sys.executable}", soft_wrap=True)
-    console.print(f"packages {versions}", soft_wrap=True)
+    console.print(f"python   {platform.python_version()}, {sys.executable}")
+    console.print(f"packages {versions}")
     console.print(
         f"machine  {platform.system()} {platform.release()} {platform.machine()}, {_cores()}, {_memory()}"
     )
-    console.print(f"profiles of your own: {config_dir()}", soft_wrap=True, markup=False)
+    console.print(f"profiles of your own: {config_dir()}", markup=False)
 
 
 def _show_port(console: Console, port: PortStatus) -> None:
@@ -57,17 +59,17 @@ def _show_port(console: Console, port: PortStatus) -> None:
 
     aliases = f" ({', '.join(port.aliases)})" if port.aliases else ""
     state = "[red]not usable[/]" if port.problem else "[green]ready[/]"
-    console.print(f"\n[bold]{port.name}[/]{aliases}: {state}  {escape(port.summary)}", soft_wrap=True)
+    console.print(f"\n[bold]{port.name}[/]{aliases}: {state}  {escape(port.summary)}")
     if port.problem:
-        console.print(f"  {escape(port.problem)}", soft_wrap=True)
+        console.print(f"  {escape(port.problem)}")
     for device in port.devices:
         memory = f", {device.memory_bytes / 2**30:.1f} GiB" if device.memory_bytes else ""
         memory += f" ({device.free_bytes / 2**30:.1f} free)" if device.free_bytes is not None else ""
         arch = f", {device.arch}" if device.arch else ""
-        console.print(f"  device {device.index}: {escape(device.name)}{arch}{memory}", soft_wrap=True)
+        console.print(f"  device {device.index}: {escape(device.name)}{arch}{memory}")
     if not port.problem:
         for text in _number_forms(port.name):
-            console.print(f"  {text}", soft_wrap=True)
+            console.print(f"  {text}")
 
 
 def _number_forms(name: str) -> list[str]:

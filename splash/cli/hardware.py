@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from splash.core.config import EngineConfig
 from splash.core.errors import ConfigError, closest
 
 if TYPE_CHECKING:
     from splash.hal.protocol import Backend
     from splash.hal.registry import PortStatus
+
+
+NO_GPU_PORT = "there is no GPU port in this version yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +76,18 @@ def _unknown(name: str, port: PortStatus | None, status: list[PortStatus], profi
     from splash.core.env import config_dir
 
     ports = [name for port in status for name in (port.name, *port.aliases)]
-    listed = f"ports: {', '.join(ports)}; hardware profiles to simulate: {', '.join(profiles)},"
+    note = "" if has_gpu_port(status) else f" ({NO_GPU_PORT})"
+    listed = f"ports: {', '.join(ports)}{note}; hardware profiles to simulate: {', '.join(profiles)},"
     listed += f" those in {config_dir()}, or a TOML file (--hw)"
     if port is not None:
         return f"no {name} device here ({port.problem}), and no hardware profile of that name; {listed}"
     hint = closest(name.casefold(), sorted({*ports, *profiles}))
     return f"unknown hardware '{name}'{hint}; {listed}"
+
+
+def has_gpu_port(status: list[PortStatus]) -> bool:
+    """Whether anything but the port that every machine has is installed."""
+    return any(port.name != EngineConfig().backend for port in status)
 
 
 def _plain(name: str) -> str:

@@ -14,6 +14,18 @@ class Whole(click.IntRange):
     name = "integer"
 
 
+class Count(Whole):
+    """A number of things that could be: no machine has more of them."""
+
+    most = 100_000_000
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        number = int(super().convert(value, param, ctx))
+        if number > self.most:
+            self.fail(f"{value} is more than {self.most:,}.", param, ctx)
+        return number
+
+
 class Finite(click.FloatRange):
     """A number of a range that is one: comparisons alone let nan pass, and infinity."""
 

@@ -9,14 +9,12 @@ from typing import Any
 
 import click
 
-import splash
-from splash.cli.numbers import FROM_ZERO, POSITIVE, SHARE, Finite, Whole
-from splash.core.config import EngineConfig, PolicyConfig, SchedulerConfig
+from splash.cli.numbers import FROM_ZERO, POSITIVE, SHARE, Count, Finite, Whole
+from splash.core.config import DEMO, EngineConfig, PolicyConfig, SchedulerConfig
 from splash.core.params import SamplingParams
 from splash.layout.layouts import LAYOUTS
 from splash.sim.settings import COPY_SHARE, Settings
 
-DEMO = Path(splash.__file__).parent / "_demo"
 DEFAULT_MAX_TOKENS = 128
 ENGINE = EngineConfig()
 SCHEDULER = SchedulerConfig()
@@ -30,19 +28,20 @@ COMPUTE_TYPES = ("float32", "bfloat16")
 STORED_TYPES = ("fp8_block", "int8")
 """Of weights; beside the compute types, on simulated hardware."""
 SIMULATED_ONLY = frozenset({"speed", "memory_fraction", "request_tokens"})
-SERVED_ONLY = frozenset(
-    (
-        "prompt",
-        "verify",
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "ignore_eos",
-        "kv_pages",
-        "pool_mib",
-    )
-)
+_NO_TOKEN = "a simulation computes no token"
+_NO_POOL = "the memory of simulated hardware is set by --memory-fraction"
+SERVED_ONLY = {
+    "prompt": f"{_NO_TOKEN}, name a --workload",
+    "verify": _NO_TOKEN,
+    "temperature": _NO_TOKEN,
+    "top_k": _NO_TOKEN,
+    "top_p": _NO_TOKEN,
+    "min_p": _NO_TOKEN,
+    "ignore_eos": f"{_NO_TOKEN}, and every request goes on to its length",
+    "kv_pages": _NO_POOL,
+    "pool_mib": _NO_POOL,
+}
+"""Options that need a device, and why."""
 
 
 def _default(served: object, simulated: object) -> str:
@@ -153,9 +152,9 @@ class Options:
             raise click.UsageError(
                 f"a simulation decides by predicted times, not by {self.policy} (--policy)"
             )
-        for name in sorted(self.given & SERVED_ONLY):
+        for name in sorted(self.given & SERVED_ONLY.keys()):
             raise click.UsageError(
-                f"{flag(name)} needs a device; {self.hw} is simulated here and computes no token (--hw)"
+                f"{flag(name)} needs a device, and {self.hw} is simulated here: {SERVED_ONLY[name]}"
             )
 
     def engine_config(self) -> EngineConfig:
@@ -215,7 +214,7 @@ OPTIONS = (
     click.option("--require-device", is_flag=True, help="Refuse to simulate."),
     click.option(
         "--ranks",
-        type=Whole(min=1),
+        type=Count(min=1),
         default=ENGINE.ranks,
         help="Ranks of the deployment." + _default(ENGINE.ranks, f"{SIMULATED.ranks}, or fewer"),
     ),
@@ -256,7 +255,7 @@ OPTIONS = (
     ),
     click.option(
         "--max-tokens",
-        type=Whole(min=1),
+        type=Count(min=1),
         help="Output tokens of a request that does not say, a cap for one that does."
         + _default(DEFAULT_MAX_TOKENS, "no cap"),
     ),
@@ -319,8 +318,8 @@ OPTIONS = (
         help="Of the sampling and of the named workloads.",
     ),
     click.option("--ignore-eos", is_flag=True, help="Go on to max-tokens whatever is sampled."),
-    click.option("--kv-pages", type=Whole(min=1), help="KV pages per rank beside the weight slots."),
-    click.option("--pool-mib", type=Whole(min=1), help="Size of each rank's pool, weight slots included."),
+    click.option("--kv-pages", type=Count(min=1), help="KV pages per rank beside the weight slots."),
+    click.option("--pool-mib", type=Count(min=1), help="Size of each rank's pool, weight slots included."),
     click.option(
         "--replicas",
         type=click.Choice(["keep", "drop"]),
@@ -330,25 +329,25 @@ OPTIONS = (
     ),
     click.option(
         "--token-budget",
-        type=Whole(min=1),
+        type=Count(min=1),
         default=SCHEDULER.token_budget,
         help="Rows of a step." + _default(SCHEDULER.token_budget, SIMULATED.token_budget),
     ),
     click.option(
         "--max-chunk",
-        type=Whole(min=1),
+        type=Count(min=1),
         default=SCHEDULER.max_chunk,
         help="Rows of one prompt chunk." + _default(SCHEDULER.max_chunk, "the token budget"),
     ),
     click.option(
         "--max-running",
-        type=Whole(min=1),
+        type=Count(min=1),
         default=SCHEDULER.max_running,
         help="Requests that run at once." + _default(SCHEDULER.max_running, SIMULATED.max_running),
     ),
     click.option(
         "--max-model-len",
-        type=Whole(min=2),
+        type=Count(min=2),
         default=SCHEDULER.max_model_len,
         help="Prompt and output tokens of a request together, at most; never more than the model's."
         + _default(SCHEDULER.max_model_len, "the model's"),
@@ -373,7 +372,7 @@ OPTIONS = (
     ),
     click.option(
         "--request-tokens",
-        type=Whole(min=1),
+        type=Count(min=1),
         help="Simulated: tokens of a typical request, over which a recurrent state is shared out.",
     ),
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from splash.cli.deploy_options import DeployOptions, with_deployment
-from splash.cli.numbers import POSITIVE, Whole
+from splash.cli.numbers import POSITIVE, Count
 from splash.cli.output import STDOUT, Target, json_text, output_console, target_of
 
 if TYPE_CHECKING:
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--prompt-tokens",
-    type=Whole(min=1),
+    type=Count(min=1),
     help="Of such a request.  [default: 1024]",
 )
 @click.option(
     "--output-tokens",
-    type=Whole(min=1),
+    type=Count(min=1),
     help="Of such a request.  [default: 512]",
 )
 @click.option("--ttft", type=POSITIVE, help="Seconds to the first token that are to be kept, in the mean.")
 @click.option("--tpot", type=POSITIVE, help="Seconds a token that are to be kept, in the mean.")
 @click.option(
     "--max-ranks",
-    type=Whole(min=1),
+    type=Count(min=1),
     help="That may be proposed for the rate.  [default: 64]",
 )
 @click.option(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from splash.core.errors import ConfigError
@@ -11,6 +12,9 @@ from splash.core.errors import ConfigError
 ReplicaPolicy = Literal["keep", "drop"]
 PolicyKind = Literal["cost", "thresholds"]
 Objective = Literal["throughput", "latency", "goodput"]
+
+DEMO = Path(__file__).parents[1] / "_demo"
+"""The checkpoint that is served when none is named."""
 
 COPY_BANDWIDTH = 4.0e9
 """Bytes per second, assumed where there is no hardware profile: what a core of 2020 and later copies in pages."""

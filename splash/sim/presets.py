@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from splash.core.config import DEMO, EngineConfig
 from splash.core.errors import CheckpointError, file_errors
 from splash.hw.load import load_profile
 from splash.hw.profile import HardwareProfile
@@ -83,14 +84,18 @@ def choose(model: str | None, hw: str | None, *, user_folder: Path | None = None
     """Either may be left out: a model has its usual hardware, and hardware its usual model."""
     if model is None:
         profile = load_profile(hw or _ROWS[DEFAULT_MODEL][0], user_folder=user_folder)
-        return Choice(find_model(default_model(profile.name)), profile)
+        return Choice(usual_model(profile.name), profile)
     found = find_model(model)
     return Choice(found, load_profile(hw or found.preset.hw, user_folder=user_folder))
 
 
-def default_model(profile_name: str) -> str:
-    """What is shown of a device when no model is named."""
-    return _DEFAULT_MODELS.get(profile_name, DEFAULT_MODEL)
+def usual_model(profile_name: str) -> NamedModel:
+    """What is shown of a device when no model is named; of the one that every machine has, what is served there."""
+    served = EngineConfig()
+    if profile_name != served.backend:
+        return find_model(_DEFAULT_MODELS.get(profile_name, DEFAULT_MODEL))
+    demo = find_model(str(DEMO))
+    return replace(demo, preset=Preset(profile_name, replace(demo.preset.settings, ranks=served.ranks)))
 
 
 def adapted(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.memory import EXTRA_BYTES, measure
-from splash.cli.options import DEMO
+from splash.core.config import DEMO
 
 pytestmark = pytest.mark.ranks
 

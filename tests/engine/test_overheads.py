@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from splash.cli.options import DEMO
-from splash.core.config import EngineConfig
+from splash.core.config import DEMO, EngineConfig
 from splash.engine.deployment import open_deployment
 from splash.engine.overheads import CONFIG, COUNTS, Seen, measured_overheads, overheads
 from splash.engine.pricing import cost_model

@@ -76,7 +76,14 @@ def load_all(folder: Path, rank: int) -> tuple[object, ...]:
 
 def test_the_doctor_says_what_a_port_keeps_quantised() -> None:
     """Red when the choice is made silently."""
-    said = CliRunner().invoke(command).output
+    said = CliRunner(env={"COLUMNS": "200"}).invoke(command).output
     assert "weights: fp8, int8 dequantised when loaded" in said
     assert f"profiles of your own: {config_dir()}" in said
     assert "KV: float32, bfloat16, fp8 (fp8 for latent attention, unpacked at each read)" in said
+
+
+def test_the_doctor_keeps_to_the_columns_it_is_given() -> None:
+    """Red when a line of the doctor is wider than COLUMNS, or nobody is told that GPUs have no port."""
+    said = CliRunner(env={"COLUMNS": "80"}).invoke(command).output
+    assert max(map(len, said.splitlines())) <= 80
+    assert "there is no GPU port in this version yet" in said

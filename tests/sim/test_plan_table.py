@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from splash.cli.options import DEMO
 from splash.cli.plan_table import CELL, NARROW, _cell_text, _legend, show_plan, show_tokens
+from splash.core.config import DEMO
 from splash.sim.planner import Cell, Plan
 from splash.sim.presets import choose
 

@@ -42,6 +42,13 @@ def test_hardware_has_its_usual_model(hw: str | None, model: str) -> None:
     assert choose(None, hw).model.name == model
 
 
+def test_the_machine_itself_shows_what_is_served_on_it() -> None:
+    """Red when `--hw cpu` alone is about a model that fits no such machine."""
+    choice = choose(None, "cpu")
+    assert (choice.model.name, choice.settings.ranks) == ("demo", 2)
+    assert memory_of(choice.model.spec, choice.profile, choice.settings).free(DP) > 0
+
+
 def test_what_is_given_replaces_the_preset_and_nothing_else() -> None:
     """Red when an option left out, or given as its type's zero, changes what it should not."""
     settings = preset("glm-5.3").settings

@@ -187,14 +187,18 @@ def test_options_that_make_sense_are_honoured(capsys: pytest.CaptureFixture[str]
         (("--temperature", "0.5"), "--temperature"),
         (("--top-k", "4"), "--top-k"),
         (("--kv-pages", "100"), "--kv-pages"),
+        (("--pool-mib", "100"), "--pool-mib"),
     ],
 )
 def test_what_no_simulation_can_do_is_refused(
     capsys: pytest.CaptureFixture[str], options: tuple[str, ...], named: str
 ) -> None:
-    """Red when an option is ignored in silence."""
+    """Red when an option is ignored in silence, or refused for a reason that is not true of it."""
     assert _run("--hw", "dcu", *options) == 2
-    assert f"{named} needs a device" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"{named} needs a device" in error
+    assert ("--memory-fraction" in error) is (named in ("--kv-pages", "--pool-mib"))
+    assert ("computes no token" in error) is (named not in ("--kv-pages", "--pool-mib"))
 
 
 @pytest.mark.parametrize("options", [("--speed", "3"), ("--request-tokens", "9"), ("--dtype", "int8")])
