@@ -11,12 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from splash.cli.reasons import Row, switch_table
-from splash.engine.report import RunReport
+from splash.engine.report import MIN_FLIPS, RunReport
 from splash.tui.texts import show_target
 from splash.tui.units import plural, show_bytes, show_seconds
 
-MIN_FLIPS = 20
-"""Boundaries with flips below which their cost is noise."""
 TITLES = {
     "done": "Run",
     "interrupted": "Run, interrupted: what was served until then",

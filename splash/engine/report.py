@@ -32,6 +32,8 @@ from splash.engine.percentiles import percentile, spread
 NUM_PEERS = 41
 """Neighbours, of the same layout and load, that a step is compared with."""
 MIN_PEERS = 5
+MIN_FLIPS = 20
+"""Boundaries with flips below which their cost is noise."""
 
 
 @dataclass(slots=True)
@@ -129,8 +131,10 @@ def _mix(step: StepDone) -> tuple[str, ...]:
 
 
 def switch_cost(steps: Sequence[StepDone]) -> dict[str, Any]:
-    """`switch_cost` of the JSON: boundaries with flips against those without, and the decode step."""
-    return cost_of(boundaries(steps), [s.forward_s for s in steps if s.decode_rows and not s.prefill_rows])
+    """`switch_cost` of the JSON: boundaries with flips against those without, and the decode step. What a flip costs is
+    null where there are too few of them to tell."""
+    cost = cost_of(boundaries(steps), [s.forward_s for s in steps if s.decode_rows and not s.prefill_rows])
+    return cost if cost["flips"] >= MIN_FLIPS else {**cost, "excess_s": None, "excess_share": None}
 
 
 def cost_of(found: Sequence[Boundary], decode: Sequence[float]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from splash.core.events import (
     TargetRefused,
 )
 from splash.engine.percentiles import percentile
-from splash.engine.report import RunReport, boundaries, switch_cost
+from splash.engine.report import MIN_FLIPS, RunReport, boundaries, cost_of, switch_cost
 
 
 def _step(
@@ -46,12 +46,24 @@ def test_a_boundary_counts_the_excess_of_the_step_after_it() -> None:
     before = [_step(i) for i in range(10)]
     flip = _step(10, forward=0.23, boundary=0.004, flips=4, layout="dp")
     after = [_step(i, forward=0.2, layout="dp") for i in range(11, 20)]
-    cost = switch_cost([*before, flip, *after])
+    steps = [*before, flip, *after]
+    cost = cost_of(boundaries(steps), [s.forward_s for s in steps])
     assert cost["flips"] == 1
     assert cost["flip_s"]["p50"] == pytest.approx(0.004 + 0.03)
     assert cost["null_s"]["p50"] == pytest.approx(0.001)
     assert cost["excess_s"] == pytest.approx(0.033)
     assert cost["excess_share"] == pytest.approx(0.033 / cost["step_s_p50"])
+
+
+def test_few_flips_have_no_price() -> None:
+    """Red when the JSON has a figure of noise where the table says that there are too few flips to tell."""
+    steps = [_step(i, boundary=0.004 if i % 2 else 0.001, flips=i % 2) for i in range(2 * MIN_FLIPS)]
+    few, enough = switch_cost(steps[:-1]), switch_cost(steps)
+    assert few["flips"] == MIN_FLIPS - 1
+    assert few["flip_s"]["p50"] == pytest.approx(0.004)
+    assert (few["excess_s"], few["excess_share"]) == (None, None)
+    assert enough["flips"] == MIN_FLIPS
+    assert enough["excess_s"] == pytest.approx(0.003)
 
 
 def test_boundaries_compare_like_with_like() -> None:
