@@ -128,9 +128,8 @@ def _started(entry: Entry, event: RunStarted) -> str:
 
 
 def _arrived(entry: Entry, event: RequestArrived) -> str:
-    return (
-        f"{_who(entry, event.request)} {_verb(entry, 'arrive')}: {show_count(entry.num_tokens)} prompt tokens"
-    )
+    tokens = "prompt token" if entry.num_tokens == 1 else "prompt tokens"
+    return f"{_who(entry, event.request)} {_verb(entry, 'arrive')}: {show_count(entry.num_tokens)} {tokens}"
 
 
 def _admitted(entry: Entry, event: RequestAdmitted) -> str:
@@ -235,7 +234,9 @@ def _done(entry: Entry, event: SwitchDone) -> str:
 
 
 def _ended(entry: Entry, event: RunFinished) -> str:
-    return f"run {event.outcome}" + (f": {event.detail}" if event.detail else "")
+    """Of what a dead rank printed only the line that says what happened."""
+    what, _, _ = event.detail.partition("\n")
+    return f"run {event.outcome}" + (f": {what}" if what else "")
 
 
 _TEXTS: dict[type, Callable[[Entry, Any], str]] = {

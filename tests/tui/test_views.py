@@ -11,6 +11,7 @@ from splash.core import events as e
 from splash.tui.palette import FAINT, LAYOUT_LETTERS, STRONG
 from splash.tui.plain import status_lines
 from splash.tui.state import RankState, Snapshot, ViewState
+from splash.tui.texts import describe
 from splash.tui.view import Frame, draw, last_look
 from splash.tui.views.lines import apportion, fold
 from splash.tui.views.lines import line as line_of
@@ -306,3 +307,16 @@ def test_one_row_is_no_plural() -> None:
     assert status_lines(view)[0].endswith(", rows 1")
     assert rows_of_step(view).plain.endswith(" 1 prefill row")
     assert any(line.plain.rstrip().endswith(" 1 row") for line in requests(view, 80, 10))
+
+
+def test_a_dump_of_a_dead_rank_is_no_part_of_a_line() -> None:
+    """Red when the line that says how a run ended holds all that its ranks printed last."""
+    event = e.RunFinished(
+        1.0, "failed", "rank 1 was killed by SIGSEGV\nThe ranks' last output:\n  Fatal Python error"
+    )
+    state = ViewState()
+    state.fold(event)
+    state.log.close()
+    assert [describe(entry) for entry in state.log.closed_since(0)] == [
+        "run failed: rank 1 was killed by SIGSEGV"
+    ]

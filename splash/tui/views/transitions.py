@@ -81,9 +81,7 @@ def _steady(view: Snapshot) -> Text:
         return _since(view, decided)
     text = line((" no switch is open", palette.LABEL))
     if there:
-        text.append(
-            f", all {plural(view.num_running, 'running request')} in {view.whole_target}", palette.LABEL
-        )
+        text.append(f", {_all_running(view)} in {view.whole_target}", palette.LABEL)
     elif away:
         text.append(
             f", {show_count(away)} of {plural(view.num_running, 'request')} not in {view.whole_target}"
@@ -91,9 +89,14 @@ def _steady(view: Snapshot) -> Text:
     return text
 
 
+def _all_running(view: Snapshot) -> str:
+    """`all 14 running requests`, `the running request`."""
+    return "the running request" if view.num_running == 1 else f"all {view.num_running:,} running requests"
+
+
 def _since(view: Snapshot, decided: PolicyAsked) -> Text:
     """Where all requests are, and why."""
-    text = line((f" all {plural(view.num_running, 'running request')} in ", palette.LABEL))
+    text = line((f" {_all_running(view)} in ", palette.LABEL))
     text.append(view.whole_target, palette.ink(view.target))
     text.append(f" since step {show_count(decided.step)}: ", palette.LABEL)
     return text.append(clean(decided.reason), palette.PLAIN)
