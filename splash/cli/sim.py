@@ -135,6 +135,8 @@ def command(
     console = output_console({"--json": json_file, "--report": report, "--trace": trace})
     if objective == "goodput" and ttft is None and tpot is None:
         raise click.UsageError("--objective goodput needs --ttft or --tpot")
+    if objective != "goodput" and (ttft is not None or tpot is not None):
+        raise click.UsageError("--ttft and --tpot are the targets of --objective goodput")
     if report is not None:
         plotly_script()
     aim = Aim(objective, Targets(ttft, tpot))  # type: ignore[arg-type]

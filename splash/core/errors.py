@@ -74,6 +74,8 @@ KINDS: dict[type, str] = {
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """For a message about an unknown name: ` (did you mean 'x'?)`, or nothing when none is close."""
-    found = get_close_matches(name, list(known), n=1)
-    return f" (did you mean '{found[0]}'?)" if found else ""
+    """For a message about an unknown name: ` (did you mean 'x'?)`, or nothing when none is close.
+    Of close ones the first that is about as long: a letter for another is likelier than one too many."""
+    found = get_close_matches(name, list(known), n=4)
+    best = min(found, key=lambda other: abs(len(other) - len(name)), default=None)
+    return f" (did you mean '{best}'?)" if best else ""

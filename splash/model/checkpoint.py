@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from splash.core.errors import CheckpointError
+from splash.core.errors import CheckpointError, closest
 from splash.model.folder import folder_errors, read_object, some, stored_tensors
 from splash.model.generation import end_of_text
 from splash.model.scales import find_scales
@@ -19,6 +19,7 @@ from splash.model.tensorfile import StoredTensor
 from splash.model.unused import unused_tensors
 from splash.spec.config import normalise
 from splash.spec.fields import Fields
+from splash.spec.known import known_models
 from splash.spec.model import ModelSpec
 from splash.spec.quantisation import Quantisation, read_quantisation
 from splash.spec.tensors import model_tensors
@@ -134,6 +135,9 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
         return _opened(folder)
 
 
+EXPECTED = "expected are config.json, *.safetensors and for text tokenizer.json"
+
+
 def _opened(folder: Path) -> Checkpoint:
     config, where = checkpoint_config(folder), str(folder / "config.json")
     spec = normalise(config, where=where)
@@ -151,12 +155,13 @@ def _opened(folder: Path) -> Checkpoint:
 def checkpoint_config(folder: Path) -> Mapping[str, Any]:
     """The folder's config.json; CheckpointError if it is no checkpoint folder."""
     if not folder.exists():
-        hint = "; splash serves local folders, download the model first" if len(folder.parts) == 2 else ""
+        hint = closest(folder.name, known_models()) if len(folder.parts) == 1 else ""
+        hint += "; splash serves local folders, download the model first" if len(folder.parts) == 2 else ""
         raise CheckpointError(f"{folder} does not exist{hint} (--model)")
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is a file; --model wants the folder of a checkpoint")
     if not (folder / "config.json").exists():
-        raise CheckpointError(f"{folder} is no checkpoint: it has no config.json (--model)")
+        raise CheckpointError(f"{folder} is no checkpoint: it has no config.json; {EXPECTED} (--model)")
     return read_object(folder / "config.json")
 
 

@@ -53,8 +53,9 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
         others = sorted(
             file.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for file in folder.glob(pattern)
         )
-        found = f"; it has {others[0]}, convert it with transformers' save_pretrained" if others else ""
-        raise CheckpointError(f"{folder} has no safetensors files{found}")
+        found = f"it has {others[0]}, convert it with transformers' save_pretrained" if others else ""
+        found = found or f"expected are {SINGLE_FILE}, or the files that a {INDEX} lists"
+        raise CheckpointError(f"{folder} has no safetensors files; {found} (--model)")
     return _tensors_of(folder, files)
 
 

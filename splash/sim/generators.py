@@ -76,7 +76,9 @@ class _Checked:
         for field in fields(self):  # type: ignore[arg-type]
             value, (least, most) = getattr(self, field.name), LIMITS[field.name]
             if not least <= value <= most:  # false for NaN too
-                raise ConfigError(f"{field.name} is {value:g}; it must be from {least:g} to {most:g}")
+                raise ConfigError(
+                    f"{field.name} is {value:,.12g}; it must be from {least:,.12g} to {most:,.12g}"
+                )
 
 
 @dataclass(frozen=True, slots=True)

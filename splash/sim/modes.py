@@ -111,16 +111,21 @@ class Restarting:
 
 
 def modes_named(text: str) -> tuple[str, ...]:
-    """`tp,dp,auto`, with `all` for every one of them; each once, in order. ConfigError names what is not known."""
-    names = dict.fromkeys(part.strip() for part in text.split(",") if part.strip())
+    """`tp,dp,auto`, with `all` for every one of them that is not named. ConfigError names what is not known, missing or
+    there twice."""
+    names = [part.strip() for part in text.split(",")]
+    if not any(names):
+        raise ConfigError(f"no layout is named; known: {', '.join(MODES)}, or all (--layout)")
+    if "" in names:
+        raise ConfigError(f"a layout is missing in '{text}'; give names with one comma between (--layout)")
     for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"'{text}' has {name} twice; name each layout once (--layout)")
         if name not in (*MODES, ALL):
             known = ", ".join(MODES)
             raise ConfigError(
                 f"unknown layout '{name}'{closest(name, MODES)}; known: {known}, or all (--layout)"
             )
-    if not names:
-        raise ConfigError(f"no layout is named; known: {', '.join(MODES)}, or all (--layout)")
     return tuple(dict.fromkeys(mode for name in names for mode in (MODES if name == ALL else (name,))))
 
 

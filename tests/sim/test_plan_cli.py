@@ -150,6 +150,24 @@ def test_bad_input_is_answered_with_what_would_do(
     assert all(word in error for word in said), error
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--ttft", "1"], "--ttft and --tpot are the targets of --objective goodput"),
+        (["--tpot", "1"], "--ttft and --tpot are the targets of --objective goodput"),
+        (["--ranks", "9" * 20], "is more than 100,000,000"),
+    ],
+)
+def test_what_a_simulation_would_ignore_is_refused(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    """Red when `splash sim` takes an option that changes nothing, or a number of what cannot be."""
+    assert cli._run(["sim", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
 def test_a_rate_is_answered_with_ranks_and_layout(capsys: pytest.CaptureFixture[str]) -> None:
     """Red when the answer is not in the JSON, or the plan is of other ranks than those found."""
     found = plan(capsys, "--hw", "dcu", "--target-rate", "6", "--tpot", "0.2")

@@ -246,16 +246,21 @@ def test_closed_loop_turns_follow_each_other() -> None:
 
 
 def test_modes_by_name() -> None:
+    """Red when what is named is left out, or a list with a slip in it is taken for another."""
     assert modes_named("all") == MODES
     assert modes_named("tp, auto") == ("tp", "auto")
-    assert modes_named("dp,tp,dp") == ("dp", "tp")
     assert modes_named("dcp,all") == ("dcp", *(mode for mode in MODES if mode != "dcp"))
     with pytest.raises(
         ConfigError, match=r"unknown layout 'dopp' \(did you mean 'dop'\?\); known: .*restart"
     ):
         modes_named("tp,dopp")
-    with pytest.raises(ConfigError, match="no layout is named"):
-        modes_named(" ,")
+    for text, complaint in [
+        (" ,", "no layout is named"),
+        ("tp,,dp", "a layout is missing in 'tp,,dp'"),
+        ("dp,tp,dp", "'dp,tp,dp' has dp twice"),
+    ]:
+        with pytest.raises(ConfigError, match=complaint):
+            modes_named(text)
 
 
 def test_a_model_that_does_not_fit_says_by_how_much() -> None:
