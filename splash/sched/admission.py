@@ -74,13 +74,13 @@ class Admission:
         )
 
     def _goals(self, record: Record, held: Sequence[int]) -> Iterable[Assignment]:
-        """The target's layout for its length, at home on the rank that holds least, or else on the next; there only
-        while ranks are to be made full, so that the others empty."""
+        """The target's layout for its length, at home on the rank that holds least, or else on the next: on the first
+        only while anything moves, waits to or was given up, so that the others keep room for it."""
         target = self._transitions.target
         layout = target.layout_of(len(record.tokens))
         if layout is not target.layout:
             return [assigned(layout, stripe_offset(record, self._store))]
-        if self._transitions.growing:
+        if not self._transitions.at_rest:
             return [assigned(layout, held.index(min(held)))]
         return (assigned(layout, home) for home in sorted(range(len(held)), key=held.__getitem__))
 
