@@ -39,7 +39,8 @@ class SchedulerConfig:
     copy_bytes_per_step: int = 4 << 20
     """Copy budget per source and per destination until a step time is known; at least one page moves."""
     copy_bandwidth: float | None = None
-    """Bytes per second of one background copy stream; None: the hardware profile's, else COPY_BANDWIDTH."""
+    """Bytes per second of one background copy stream, until ranks tell how long their copies take; None: the hardware
+    profile's, else COPY_BANDWIDTH."""
     replicas: ReplicaPolicy = "drop"
     """keep: shards once fetched stay resident; drop: they become KV pages when no request needs them."""
     rebalance: bool = True

@@ -39,7 +39,8 @@ class RankExecutor:
 
 
 def merged(results: Sequence[StepResult], *, check: bool) -> StepResult:
-    """Tokens are the same on all ranks; each acknowledges its own copies; the slowest rank ends the step."""
+    """Tokens are the same on all ranks; each acknowledges its own copies; the slowest rank ends the step, and copied
+    longest."""
     first = results[0]
     if check:
         for rank, other in enumerate(results):
@@ -53,6 +54,7 @@ def merged(results: Sequence[StepResult], *, check: bool) -> StepResult:
         first.gaps,
         min([result.started_s for result in results]),
         max([result.ended_s for result in results]),
+        max([result.copied_s for result in results]),
     )
 
 

@@ -319,7 +319,7 @@ def _copies(clock: Clock) -> Iterator[Timing]:
         copier.submit(
             [ByteCopy(rank, (rank + 1) % clock.comm.size, rank, runs) for rank in range(clock.comm.size)]
         )
-        while not copier.poll():
+        while not copier.poll().ids:
             pass
 
     yield Timing(COPY, {"num_bytes": half}, clock.seconds(copied, after_layer=False))

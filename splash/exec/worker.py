@@ -83,16 +83,16 @@ class Worker:
         """Apply the plan's changes, compute its rows, sample. Acknowledges the copies that have completed."""
         self.mirror.apply(plan)
         if not plan.num_rows:
-            return StepResult(plan.step, acks=tuple(self._copier.poll()))
+            acks, copied_s = self._copier.poll()
+            return StepResult(plan.step, acks=acks, copied_s=copied_s)
         inputs = self._inputs.build(plan)
         started_s = monotonic()
         hidden = self._forward(inputs)
         logits = self._decoder.logits(take(hidden, inputs.sample_rows)) if inputs.sampled else None
         ended_s = monotonic()
         tokens, gaps = self._sample(logits, inputs.sampled)
-        return StepResult(
-            plan.step, tuple(tokens), tuple(self._copier.poll()), tuple(gaps), started_s, ended_s
-        )
+        acks, copied_s = self._copier.poll()
+        return StepResult(plan.step, tuple(tokens), acks, tuple(gaps), started_s, ended_s, copied_s)
 
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
         """Hidden states [N, hidden]. In debug mode every collective is asserted."""

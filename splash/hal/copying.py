@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from time import monotonic
 
 from splash.core.errors import ConfigError
-from splash.hal.protocol import ByteCopy, Pool
+from splash.hal.protocol import ByteCopy, Copied, Pool
 
 
 class InlineCopier:
@@ -22,16 +23,20 @@ class InlineCopier:
         self._starts = [p.data_ptr() for p in self._pools]
         self._sizes = [p.numel() for p in self._pools]
         self._done: list[int] = []
+        self._seconds = 0.0
 
     def submit(self, copies: Sequence[ByteCopy]) -> None:
+        began_s = monotonic()
         for copy in copies:
             if copy.dst_rank == self._rank:
                 self._execute(copy)
                 self._done.append(copy.id)
+        self._seconds += monotonic() - began_s
 
-    def poll(self) -> list[int]:
-        done, self._done = self._done, []
-        return done
+    def poll(self) -> Copied:
+        copied = Copied(tuple(self._done), self._seconds)
+        self._done, self._seconds = [], 0.0
+        return copied
 
     def close(self) -> None:
         self._pools.clear()

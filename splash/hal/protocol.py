@@ -72,14 +72,21 @@ class Pool(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class ByteCopy:
+class ByteCopy(NamedTuple):
     """One transfer as bytes: `runs` are (source offset, destination offset, bytes) within the pools."""
 
     id: int
     src_rank: int
     dst_rank: int
     runs: tuple[tuple[int, int, int], ...]
+
+
+class Copied(NamedTuple):
+    """Copies that have completed: their ids, and the seconds that they took. What was copied at the same time counts
+    once; where copies and computing take turns it is what they took from computing."""
+
+    ids: tuple[int, ...] = ()
+    seconds: float = 0.0
 
 
 class Copier(Protocol):
@@ -90,8 +97,9 @@ class Copier(Protocol):
         """Hand over copies; they may run now, between steps or in a thread."""
         ...
 
-    def poll(self) -> list[int]:
-        """Ids of the copies into this rank that have completed since the last call."""
+    def poll(self) -> Copied:
+        """The copies into this rank that have completed since the last call. By their seconds the scheduler learns how
+        many bytes may be copied beside a step."""
         ...
 
     def close(self) -> None: ...

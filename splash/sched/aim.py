@@ -137,6 +137,7 @@ class Aim:
             arrived=self._recent(step),
             refused=[target for target, free in self._refused.items() if self._store.num_free <= free],
             decode_s=self._pace.decode_s,
+            copy_bytes_per_s=self._pace.copy_bytes_per_s,
         )
         decision = policy.decide(load)
         if decision is None:

@@ -145,12 +145,14 @@ class CopyLedger:
         self._outbox = []
         return tuple(messages)
 
-    def acknowledge(self, ids: Iterable[int]) -> None:
-        """Copies have completed: unpin their pages and count their bytes."""
+    def acknowledge(self, ids: Iterable[int]) -> int:
+        """Copies have completed: unpin their pages and count their bytes; returns those of the busiest destination."""
+        into = [0] * self._ranks
         for copy_id in ids:
             traffic = self._traffic = self._traffic or Traffic.empty(self._ranks)
             draft = self._sent.pop(copy_id)
             self._sent_into[draft.dst_rank] -= draft.num_bytes
+            into[draft.dst_rank] += draft.num_bytes
             self.num_acknowledged += 1
             self._unpin(draft)
             group = draft.group
@@ -164,6 +166,7 @@ class CopyLedger:
                 traffic.evacuated_pages += 1
             else:
                 traffic.kv[draft.src_rank][draft.dst_rank] += draft.num_bytes
+        return max(into)
 
     @property
     def idle(self) -> bool:

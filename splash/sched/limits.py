@@ -1,4 +1,4 @@
-"""What a deployment allows, as far as a policy has to know it: room by layout, batches, and what a move costs."""
+"""What a deployment allows, as far as a policy has to know it: room by layout, batches, and what a move takes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the deployment allows: what batches are made of, and what a move costs."""
+    """What the deployment allows: what batches are made of, and what a move has to carry."""
 
     room: Mapping[str, Room]
     """By layout."""
@@ -40,8 +40,6 @@ class Limits:
     """KV groups."""
     shard_bytes: int
     """One head shard of the attention weights that change place."""
-    copy_bytes_per_s: float
-    """At which background copies arrive on a rank."""
 
 
 def limits_of(memory: MemoryPlan, topo: Topology, config: SchedulerConfig, rows: RowBytes) -> Limits:
@@ -64,5 +62,4 @@ def limits_of(memory: MemoryPlan, topo: Topology, config: SchedulerConfig, rows:
         token_bytes=memory.pages.token_bytes * topo.groups,
         groups=topo.groups,
         shard_bytes=geometry.shard_bytes,
-        copy_bytes_per_s=config.copy_share * config.copy_bytes_per_s,
     )

@@ -58,6 +58,7 @@ def load_of(
     arrived: Sequence[Arrived],
     refused: Collection[Target],
     decode_s: float | None,
+    copy_bytes_per_s: float,
 ) -> Load:
     """The work at hand, for a policy."""
     return Load(
@@ -72,6 +73,7 @@ def load_of(
         arrived=arrived,
         refused=refused,
         decode_s=decode_s,
+        copy_bytes_per_s=copy_bytes_per_s,
     )
 
 

@@ -1,4 +1,4 @@
-"""How long steps take: running means, and what they leave for background copies."""
+"""How long steps and copies take: running means, and what that leaves for background copies."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ IDLE_COPY_FACTOR = 4
 """With no rows to disturb, copies may take this many times the budget of a step."""
 TIME_WEIGHT = 0.2
 """Of one step in the means of times."""
+RATE_WEIGHT = 0.5
+"""Of a step's copies in their mean rate: a switch has few such steps, and a machine may be far from its profile."""
 
 
 class Pace:
@@ -22,6 +24,13 @@ class Pace:
         """Of a step's own time; 0: not known yet."""
         self.decode_s: float | None = None
         """From step to step while all rows are decodes where the target wants them; None: they are not."""
+        self._copy_rate = config.copy_bytes_per_s
+        """Bytes per second, at first as the configuration has it."""
+
+    @property
+    def copy_bytes_per_s(self) -> float:
+        """At which copies arrive on a rank, with the share of the time that they have."""
+        return self._config.copy_share * self._copy_rate
 
     def rest(self) -> None:
         """The next step does not follow another: the time before it is no boundary."""
@@ -41,6 +50,13 @@ class Pace:
             self.decode_s = None
         return started_s - last_end_s
 
+    def note_copies(self, num_bytes: int, seconds: float) -> None:
+        """`num_bytes` have come to a rank, which took `seconds` (0: nobody timed it). Fewer than a step's budget count
+        for less: what a copy takes beside its bytes would hide what the bytes take."""
+        if num_bytes and seconds:
+            weight = RATE_WEIGHT * min(1.0, num_bytes / self.copy_budget(idle=False))
+            self._copy_rate += weight * (num_bytes / seconds - self._copy_rate)
+
     def copy_budget(self, *, idle: bool) -> int:
         """Bytes that each source and destination may copy in the next step; `idle`: beside a step without rows."""
         config = self._config
@@ -48,7 +64,7 @@ class Pace:
             return config.copy_bytes_per_step * IDLE_COPY_FACTOR
         if not self.step_s:
             return config.copy_bytes_per_step
-        return max(self._page_bytes, int(config.copy_share * self.step_s * config.copy_bytes_per_s))
+        return max(self._page_bytes, int(config.copy_share * self.step_s * self._copy_rate))
 
 
 def _mean(mean: float, value: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -35,6 +36,8 @@ class Load:
     """Targets that cannot be reached for lack of memory, as far as is known."""
     decode_s: float | None = None
     """Observed seconds, from end to end, of late steps of decodes alone under the target; None: there were none."""
+    copy_bytes_per_s: float = math.inf
+    """At which background copies arrive on a rank, as they did of late."""
 
     @property
     def present(self) -> Target:

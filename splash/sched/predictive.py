@@ -203,7 +203,7 @@ class PredictivePolicy:
         """The gain, over what is left of the time that the advantage lasts, exceeds what the change costs."""
         if self._free:
             return True
-        moving_s = max(cost.copying_s, cost.num_bytes / self._limits.copy_bytes_per_s)
+        moving_s = max(cost.copying_s, cost.num_bytes / load.copy_bytes_per_s)
         fixed_s = self._fixed_cost_s if load.step else 0.0
         return gain * (lasts_s - moving_s) > fixed_s + cost.held_up_s
 

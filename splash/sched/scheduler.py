@@ -204,6 +204,7 @@ class Scheduler:
         if self._config.rebalance and plan.step % REBALANCE_PERIOD == 0 and not self.switching:
             self.rebalance()
         margin = self._config.watermark_pages if self.running else 0
+        self.pace.note_copies(*self.transitions.settle_copies())
         budget = self.pace.copy_budget(idle=not plan.num_rows)
         self.transitions.background(plan.step, budget, margin)
         self._parts.samples.take_when_due()
@@ -215,7 +216,7 @@ class Scheduler:
         assert plan is not None, "a result without a plan"
         assert result.step == plan.step, "results come in order, one a plan"
         self._progress.collected = result.step
-        self.transitions.collected(result.step, result.acks)
+        self.transitions.collected(result.step, result.acks, result.copied_s)
         outputs = self._parts.results.take(plan, result, self._flips)
         if self._config.check_invariants:
             self.check()

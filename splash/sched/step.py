@@ -223,6 +223,7 @@ class StepResult(NamedTuple):
     second best when nothing is forced; empty unless the executor was asked for gaps.
     `acks`: ids of copies that completed since the last result. `started_s`/`ended_s`: the first rank's
     start and the last rank's end of the forward pass on the host's monotonic clock, seconds (0 in a tick).
+    `copied_s`: seconds that the copies of `acks` took on the rank where they took longest; 0 where nobody timed them.
     """
 
     step: int
@@ -231,6 +232,7 @@ class StepResult(NamedTuple):
     gaps: tuple[float, ...] = ()
     started_s: float = 0.0
     ended_s: float = 0.0
+    copied_s: float = 0.0
 
     @property
     def forward_s(self) -> float:

@@ -36,6 +36,8 @@ class Transitions:
         self._moves = Moves(shared, ledger=self.ledger, replicas=self._replicas, course=self._course)
         self._acks: list[int] = []
         """Of the last result: a request that they make ready flips at the boundary after the next."""
+        self._copied_s = 0.0
+        """What the copies of `_acks` took."""
         self._rested = False
         """The background found nothing to do and nothing that could change by itself, and nothing has happened since:
         boundaries have nothing to look at."""
@@ -159,20 +161,25 @@ class Transitions:
 
     # ---- while the ranks compute
 
-    def collected(self, step: int, acks: Sequence[int]) -> None:
+    def collected(self, step: int, acks: Sequence[int], copied_s: float) -> None:
         """The result of `step` has arrived: what it acknowledges is settled in the background, and its pages are
         freed there, or when they are needed."""
         self._acks += acks
+        self._copied_s += copied_s
         self._replicas.collected(step)
 
     def note_boundary(self, step: int, seconds: float) -> None:
         """The time between `step` and the one before, which a switch must not lengthen."""
         self._course.note_boundary(step, seconds)
 
+    def settle_copies(self) -> tuple[int, float]:
+        """What results have acknowledged has arrived: bytes on the rank to which most came, and the seconds it took."""
+        acks, copied_s = self._acks, self._copied_s
+        self._acks, self._copied_s = [], 0.0
+        return self.ledger.acknowledge(acks), copied_s
+
     def background(self, step: int, budget: int, margin: int) -> None:
         """Retire, reserve, queue and choose copies for the next plan; `step` is the plan in flight."""
-        acks, self._acks = self._acks, []
-        self.ledger.acknowledge(acks)
         self._moves.settle_flips()
         self._store.collect(step - 1)
         rested, self._rested = self._rested, False

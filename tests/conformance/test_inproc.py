@@ -113,7 +113,7 @@ def test_copies_and_pools() -> None:
     """Red when a copy lands elsewhere, is not acknowledged, or a peer is another's memory."""
     backend = InProcessBackend()
 
-    def run(comm: ThreadCommunicator) -> list[int]:
+    def run(comm: ThreadCommunicator) -> tuple[int, ...]:
         pool = backend.pool(comm, 4096)
         pool.bytes.fill_(comm.rank + 1)
         copier = backend.copier(comm, pool)
@@ -125,9 +125,9 @@ def test_copies_and_pools() -> None:
         assert int(pool.peer(1)[100:110].sum()) == 10
         assert int(pool.peer(1).sum()) == 2 * 4096 - 11
         assert int(pool.bytes[0]) == comm.rank + 1
-        return copier.poll()
+        return copier.poll().ids
 
-    assert run_ranks(2, run) == [[], [7]]
+    assert run_ranks(2, run) == [(), (7,)]
 
 
 def notes_closing(context: RankContext, args: None) -> None:

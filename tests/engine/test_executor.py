@@ -78,10 +78,10 @@ def test_what_a_rank_raises_is_raised_at_start(tiny: TinyMaker, tmp_path: Path) 
 
 def test_results_of_ranks_become_one() -> None:
     results = [
-        StepResult(3, (5, 6), (1,), (0.5, 0.25), 10.0, 11.0),
-        StepResult(3, (5, 6), (2, 4), (0.5, 0.25), 9.5, 10.5),
+        StepResult(3, (5, 6), (1,), (0.5, 0.25), 10.0, 11.0, 0.003),
+        StepResult(3, (5, 6), (2, 4), (0.5, 0.25), 9.5, 10.5, 0.002),
     ]
-    assert merged(results, check=True) == StepResult(3, (5, 6), (1, 2, 4), (0.5, 0.25), 9.5, 11.0)
+    assert merged(results, check=True) == StepResult(3, (5, 6), (1, 2, 4), (0.5, 0.25), 9.5, 11.0, 0.003)
 
 
 def test_ranks_that_disagree_are_noticed_in_debug_mode() -> None:

@@ -54,21 +54,35 @@ class MirrorExecutor:
         self.delay = delay
         self.rng = random.Random(seed)
         self.boundary_s: Callable[[StepPlan], float] = lambda plan: 0.0
-        """Seconds between the steps before a plan and its own, which takes none."""
+        """Seconds between the steps before a plan and its own."""
+        self.step_s = 0.0
+        """Seconds of a step."""
+        self.copy_rate: float | None = None
+        """Bytes per second that arrive on a rank; None: nobody times copies."""
+        self.copied_s: list[float] = []
+        """Of each result."""
         self._time_s = 0.0
         self._waiting: list[tuple[int, PageCopy | ShardCopy]] = []
         self._acks: list[int] = []
         self._result: StepResult | None = None
 
     def submit(self, plan: StepPlan) -> None:
-        self._run_copies(plan.step)
+        arrived = self._run_copies(plan.step)
+        self.copied_s.append(arrived / self.copy_rate if self.copy_rate else 0.0)
         acks, self._acks = tuple(self._acks), []
         self._apply(plan)
         tokens = self._forward(plan)
         self._waiting += [(plan.step + self.rng.randint(0, self.delay), copy) for copy in plan.copies]
         self._time_s += self.boundary_s(plan)
+        started_s = self._time_s
+        self._time_s += self.step_s
         self._result = StepResult(
-            plan.step, tuple(tokens), acks, started_s=self._time_s, ended_s=self._time_s
+            plan.step,
+            tuple(tokens),
+            acks,
+            started_s=started_s,
+            ended_s=self._time_s,
+            copied_s=self.copied_s[-1],
         )
 
     def collect(self) -> StepResult:
@@ -191,7 +205,9 @@ class MirrorExecutor:
                 self.pages[rank][page] = [(request, start + count)]
         r.computed = start + count
 
-    def _run_copies(self, index: int) -> None:
+    def _run_copies(self, index: int) -> int:
+        """Those that are due; returns the bytes that came to the busiest rank."""
+        into = [0] * self.topo.ranks
         due = [c for at, c in self._waiting if at < index]
         self._waiting = [(at, c) for at, c in self._waiting if at >= index]
         for copy in due:
@@ -199,10 +215,13 @@ class MirrorExecutor:
                 held = self.shards[copy.dst_rank].setdefault(copy.shard, 0)
                 assert held == copy.first or copy.first == 0
                 self.shards[copy.dst_rank][copy.shard] = copy.stop
-                self.received[copy.shard][copy.dst_rank] += copy.stop - copy.first
+                source, num_bytes = copy.shard, copy.stop - copy.first
             else:
                 src = self.pages[copy.src_rank][copy.src_page]
                 dst = self.pages[copy.dst_rank].setdefault(copy.dst_page, [None] * self.size)
                 dst[copy.first : copy.stop] = src[copy.first : copy.stop]
-                self.received[copy.src_rank][copy.dst_rank] += (copy.stop - copy.first) * self.token_bytes
+                source, num_bytes = copy.src_rank, (copy.stop - copy.first) * self.token_bytes
+            self.received[source][copy.dst_rank] += num_bytes
+            into[copy.dst_rank] += num_bytes
             self._acks.append(copy.id)
+        return max(into)

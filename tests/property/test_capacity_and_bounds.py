@@ -145,6 +145,35 @@ def test_a_fan_out_is_not_cut_off_by_its_own_bound() -> None:
     assert h.outputs[r] == expected_tokens(r, 416, 900)
 
 
+def test_copies_keep_to_their_share_where_they_are_slower_than_the_profile_says() -> None:
+    """Red when what ranks tell of the time of copies does not reach the budget; the bound of a switch follows it."""
+    h = Harness(
+        ranks=2,
+        target="dop",
+        kv_pages=900,
+        copy_bandwidth=2e5,
+        copy_share=0.1,
+        transition_slack_steps=8,
+        max_model_len=4000,
+    )
+    requests = [h.add(500, 900) for _ in range(2)]
+    h.executor.step_s, h.executor.copy_rate = 0.04, 5e4
+    for _ in range(100):
+        h.step()
+    h.scheduler.set_target("tp", "test")
+    before = len(h.executor.copied_s)
+    h.settle()
+    copied_s = [seconds for seconds in h.executor.copied_s[before:] if seconds]
+    allowed_s = 0.1 * h.executor.step_s
+    assert copied_s[0] > 3 * allowed_s, "nothing is known but the profile"
+    assert len(copied_s) > 20
+    assert all(seconds < 1.1 * allowed_s for seconds in copied_s[8:])
+    assert [e.outcome for e in h.events if isinstance(e, SwitchDone)] == ["done"]
+    h.drain()
+    for request in requests:
+        assert h.outputs[request] == expected_tokens(request, 500, 900)
+
+
 def test_a_place_that_cannot_hold_a_request_is_refused_with_numbers() -> None:
     h = Harness(ranks=4, groups=4, kv_pages=14, slot_pages=1)
     r = h.add(50, 10)

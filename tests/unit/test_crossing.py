@@ -25,7 +25,6 @@ LIMITS = Limits(
     token_bytes=1,
     groups=1,
     shard_bytes=0,
-    copy_bytes_per_s=1e9,
 )
 
 

@@ -60,7 +60,6 @@ def limits(tokens: Mapping[str, int] | None = None, **changed: float) -> Limits:
         token_bytes=1,
         groups=1,
         shard_bytes=0,
-        copy_bytes_per_s=1e12,
     )
     return replace(given, **changed)  # type: ignore[arg-type]
 
@@ -86,6 +85,7 @@ def load(
     waiting: int = 0,
     target: str = "tp",
     decode_s: float | None = None,
+    copy_bytes_per_s: float = 1e12,
 ) -> Load:
     return Load(
         step=step,
@@ -96,6 +96,7 @@ def load(
         memory_bound=False,
         target=target,
         decode_s=decode_s,
+        copy_bytes_per_s=copy_bytes_per_s,
     )
 
 
@@ -142,8 +143,8 @@ def test_a_layout_that_cannot_hold_what_runs_is_out_of_the_question(room: Room) 
 
 
 def test_a_present_layout_that_cannot_hold_what_runs_is_left_whatever_it_costs() -> None:
-    tight = limits({"tp": 399}, copy_bytes_per_s=1e-6)
-    decision = policy({"tp": 0.010, "dop": 0.020}, at=tight).decide(load())
+    tight = limits({"tp": 399})
+    decision = policy({"tp": 0.010, "dop": 0.020}, at=tight).decide(load(copy_bytes_per_s=1e-6))
     assert target(decision) == "dop"
     assert decision is not None
     assert "tp cannot hold it" in decision.reason
@@ -231,11 +232,10 @@ def test_a_target_that_cannot_hold_the_load_is_not_kept() -> None:
 
 def test_a_move_that_outlasts_its_advantage_is_not_made() -> None:
     """Red when copies are taken for free: the same load moves over a fast link, or where moves are free."""
-    prices, slow = {"tp": 0.020, "dcp": 0.010, "dop": 0.015}, limits(copy_bytes_per_s=100.0)
-    at_hand = load(target="dop")
-    assert target(policy(prices, at=slow).decide(at_hand)) == "dop"
-    assert target(policy(prices, at=slow, free=True).decide(at_hand)) == "dcp"
-    assert target(policy(prices).decide(at_hand)) == "dcp"
+    prices, slow = {"tp": 0.020, "dcp": 0.010, "dop": 0.015}, load(target="dop", copy_bytes_per_s=100.0)
+    assert target(policy(prices).decide(slow)) == "dop"
+    assert target(policy(prices, free=True).decide(slow)) == "dcp"
+    assert target(policy(prices).decide(load(target="dop"))) == "dcp"
 
 
 def test_copies_that_hold_up_the_steps_must_earn_that_back() -> None:

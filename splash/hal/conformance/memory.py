@@ -9,9 +9,10 @@ import torch
 
 from splash.core.errors import NotSupported
 from splash.hal.conformance.suite import Check, require
-from splash.hal.protocol import ByteCopy, Copier, RankContext
+from splash.hal.protocol import ByteCopy, Copied, Copier, RankContext
 
 POOL_BYTES = 1 << 20
+WAIT_S = 30.0
 
 
 def pools_start_zero_and_apart(context: RankContext) -> None:
@@ -60,10 +61,11 @@ def copies_move_exactly_their_bytes(context: RankContext) -> None:
         copies = _copies(context.size, seed=round_)
         copier.submit(copies)
         mine = sorted(copy.id for copy in copies if copy.dst_rank == context.rank)
-        acknowledged = _wait(copier, len(mine))
-        require(sorted(acknowledged) == mine, "acknowledged", acknowledged, "instead of", mine)
+        copied = _wait(copier, len(mine))
+        require(sorted(copied.ids) == mine, "acknowledged", copied.ids, "instead of", mine)
+        require(0 < copied.seconds < WAIT_S or not mine, "copies took", copied.seconds, "seconds")
         context.comm.barrier()
-        require(copier.poll() == [], "a copy is acknowledged twice")
+        require(copier.poll() == Copied(), "a copy is acknowledged, or its time told, twice")
         expected = _pattern(context.rank)
         for copy in copies:
             if copy.dst_rank == context.rank:
@@ -92,13 +94,14 @@ def _copies(size: int, *, seed: int) -> list[ByteCopy]:
     return copies
 
 
-def _wait(copier: Copier, count: int) -> list[int]:
-    done = copier.poll()
-    deadline = time.monotonic() + 30
+def _wait(copier: Copier, count: int) -> Copied:
+    done, seconds = copier.poll()
+    deadline = time.monotonic() + WAIT_S
     while len(done) < count and time.monotonic() < deadline:
         time.sleep(0.001)
-        done += copier.poll()
-    return done
+        more, longer = copier.poll()
+        done, seconds = done + more, seconds + longer
+    return Copied(done, seconds)
 
 
 def _pattern(rank: int) -> torch.Tensor:
