@@ -9,13 +9,14 @@ import pytest
 from bench.switch import (
     SETTLE_STEPS,
     Run,
+    Throughput,
     all_pairs,
     compared,
     growth,
     joined,
     lost_seconds,
     pooled_cost,
-    staging_throughput,
+    staging_periods,
     summary,
 )
 from splash.core.events import StepDone, SwitchDone
@@ -52,10 +53,12 @@ def test_what_a_switch_takes(slow: float, flip: float) -> None:
     """Red when a slower step, or a longer boundary, is not counted, or the faster layout is taken for a gain."""
     steps, switch = _run(slow=slow, flip=flip)
     assert lost_seconds(steps, switch) == pytest.approx(flip + 5 * FORWARD * slow, abs=1e-9)
-    period = FORWARD + BOUNDARY
-    expected = 6 * period / (6 * period + 5 * FORWARD * slow)
-    assert staging_throughput(steps, [switch]) == pytest.approx(expected)
-    figures = summary(Run(256, 16, tuple(steps), (switch,), 20.0, {}))
+    beside, others = staging_periods(steps, [switch], range(21, 26))
+    assert others == pytest.approx([1.0])
+    assert beside == pytest.approx([1 + slow * FORWARD / (FORWARD + BOUNDARY)] * 5)
+    figures = summary(Run(256, 16, tuple(steps), (switch,), tuple(range(21, 26)), 20.0, {}))
+    assert figures["copying_throughput"]["share"] == pytest.approx(1 / beside[0])
+    assert figures["staging_throughput"]["share"] == pytest.approx(6 / (5 * beside[0] + 1))
     assert figures["switch_cost"]["excess_s"] == pytest.approx(flip, abs=1e-9)
     parts = figures["switch_cost"]["excess_between"], figures["switch_cost"]["excess_of_first_step"]
     assert [part["median_s"] for part in parts] == pytest.approx([flip, 0.0], abs=1e-9)
@@ -63,6 +66,18 @@ def test_what_a_switch_takes(slow: float, flip: float) -> None:
     (pair,) = [p for p in figures["pairs"] if p["switches"]]
     assert (pair["from"], pair["to"], pair["flips"]) == ("tp", "dp", 1)
     assert SETTLE_STEPS < 20
+
+
+def test_throughput_counts_each_kind_of_step_with_its_median() -> None:
+    """Red when a step that lost its cores is taken for a slow kind, or many steps without copies hide few with them."""
+    beside, others = [1.05] * 9 + [1.5], [1.0] * 39 + [1.4]
+    both = Throughput.of(beside, others)
+    assert both.share == pytest.approx(50 / (10 * 1.05 + 40))
+    assert Throughput.of(beside).share == pytest.approx(1 / 1.05)
+    assert both.low is not None
+    assert both.high is not None
+    assert both.low <= both.share <= both.high
+    assert Throughput.of([], []) == Throughput(None)
 
 
 def test_the_interval_of_a_difference_of_medians_narrows_with_more_boundaries() -> None:
@@ -82,7 +97,7 @@ def test_the_interval_of_a_difference_of_medians_narrows_with_more_boundaries() 
 
 def _at(context: int, flip: float) -> Run:
     steps, switch = _run(flip=flip)
-    return Run(context, 16, tuple(steps), (switch,), None, {})
+    return Run(context, 16, tuple(steps), (switch,), (21, 22), None, {})
 
 
 def test_runs_of_a_context_are_judged_together() -> None:
