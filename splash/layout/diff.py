@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from splash.layout.holders import Topology, holders
 from splash.layout.layouts import Assignment
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Copy:
+class Copy(NamedTuple):
     """One page to receive: (block, group) from rank `src` to rank `dst`."""
 
     block: int
@@ -39,7 +39,8 @@ def difference(
     """What must be copied and released so that `present[block][group]` (ranks holding a valid page)
     becomes `holders(target)`.
 
-    Sources are spread over the ranks that have the page, so that no rank sends everything.
+    Sources are spread over the ranks that have the page, so that no rank sends everything. Between two placements the
+    copies repeat after as many blocks as there are ranks.
     """
     copies: list[Copy] = []
     releases: list[tuple[int, int, int]] = []

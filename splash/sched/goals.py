@@ -115,9 +115,8 @@ def refusal(
     pages = room(store).pages(layout)
     need = [store.state_pages * len(running)] * store.topo.ranks
     for record in running:
-        for index in range(len(record.blocks)):
-            for _, rank in store.keys(goals[record.id], index):
-                need[rank] += 1
+        own = store.missing((), goals[record.id], 0, len(record.blocks))
+        need = [a + b for a, b in zip(need, own, strict=True)]
     worst = max(range(store.topo.ranks), key=lambda r: need[r])
     if need[worst] > pages:
         return (

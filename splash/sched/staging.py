@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from splash.kv.blocks import KVStore
 from splash.kv.pool import PageState
-from splash.layout.diff import difference
+from splash.layout.diff import Copy, difference, present_holders
+from splash.layout.holders import Topology
 from splash.layout.layouts import Assignment
 from splash.sched.bound import Bound
 from splash.sched.copies import CopyGroup, CopyLedger, Draft
@@ -60,28 +61,28 @@ def begin_staging(
         return lacking
     group = CopyGroup()
     grants = []
-    num_whole = record.computed // store.block_size
-    present = [_valid(record, store, index) for index in range(len(blocks))]
+    size, ranks = store.block_size, store.topo.ranks
+    num_whole = record.computed // size
+    repeating = _copies(record.present, target, store.topo)
+    links = [[0] * ranks for _ in range(ranks)]
     for index, block in enumerate(blocks):
         for kv_group, rank, page in store.add_copies(block, index, target, PageState.RESERVED):
-            grants.append(PageGrant(record.id, index, kv_group, rank, page, filled=index < num_whole))
-    ranks = store.topo.ranks
-    links = [[0] * ranks for _ in range(ranks)]
-    for copy in difference(present, target, store.topo).copies:
-        tokens = min(store.block_size, record.computed - copy.block * store.block_size)
+            grants.append(PageGrant(record.id, index, kv_group, rank, page, index < num_whole))
+        tokens = min(size, record.computed - index * size)
         if tokens > 0:
             num_bytes = tokens * token_bytes
-            links[copy.src][copy.dst] += num_bytes
-            ledger.add(Draft(group, copy.src, copy.dst, num_bytes, 0, tokens, blocks[copy.block], copy.group))
+            for _, kv_group, src, dst in repeating[index % ranks]:
+                links[src][dst] += num_bytes
+                ledger.add(Draft(group, src, dst, num_bytes, 0, tokens, block, kv_group))
     record.staging = Staging(
         target, step, Bound(step, ledger.busiest_bytes), group, tuple(grants), links=tuple(map(tuple, links))
     )
     return []
 
 
-def _valid(record: Record, store: KVStore, index: int) -> list[list[int]]:
-    """Ranks with a valid copy of the block, per KV group: those of the present placement."""
-    ranks: list[list[int]] = [[] for _ in range(store.topo.groups)]
-    for kv_group, rank in store.keys(record.present, index):
-        ranks[kv_group].append(rank)
-    return ranks
+def _copies(present: Assignment, target: Assignment, topo: Topology) -> list[list[Copy]]:
+    """The difference by block modulo the ranks: with these both placements, and so the sources, repeat."""
+    found: list[list[Copy]] = [[] for _ in range(topo.ranks)]
+    for copy in difference(present_holders(present, topo.ranks, topo), target, topo).copies:
+        found[copy.block].append(copy)
+    return found

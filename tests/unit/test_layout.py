@@ -58,6 +58,22 @@ def test_applying_a_difference_gives_the_target(case: tuple[Topology, Assignment
     assert sum(diff.received(topo.ranks)) == len(diff.copies)
 
 
+@given(placed())
+def test_copies_between_placements_repeat_with_the_ranks(
+    case: tuple[Topology, Assignment, Assignment, int],
+) -> None:
+    """Red when the source of a copy depends on more than its block modulo the ranks: stagings work out one round."""
+    topo, a, b, num_blocks = case
+    one_round = difference(present_holders(a, topo.ranks, topo), b, topo).copies
+    repeated = [
+        copy._replace(block=block)
+        for block in range(num_blocks)
+        for copy in one_round
+        if copy.block == block % topo.ranks
+    ]
+    assert difference(present_holders(a, num_blocks, topo), b, topo).copies == tuple(repeated)
+
+
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_pages_received_are_those_of_the_reference(groups: int) -> None:
     """REFERENCE §3 with G groups, T=4: into by_head f K/G; by_head to owner or striped (1-1/G) K/T;
