@@ -16,6 +16,7 @@ from math import prod
 from statistics import fmean, median
 from typing import Any
 
+import numpy as np
 import torch
 
 from splash.hal.conformance.cases import Batch, Heads, Rows, make_batch
@@ -283,9 +284,9 @@ def _selection(clock: Clock, index: Heads, heads: Heads, rows: int, length: int)
 
 def _places(batch: Batch, size: int) -> torch.Tensor:
     """Where SELECTED tokens of each row lie, anywhere in its context."""
-    within = torch.arange(size, device=batch.q.device)
-    tokens = [(seq.pages[:, None] * size + within).flatten()[: seq.num_keys] for seq in batch.seqs]
-    return torch.stack([own[torch.randperm(len(own), device=own.device)[:SELECTED]] for own in tokens])
+    tokens = [(seq.pages[:, None] * size + np.arange(size)).flatten()[: seq.num_keys] for seq in batch.seqs]
+    chosen = [torch.from_numpy(own)[torch.randperm(len(own))[:SELECTED]] for own in tokens]
+    return torch.stack(chosen).to(batch.q.device)
 
 
 def _collectives(clock: Clock) -> Iterator[Timing]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from splash.kv.sections import PageFormat
@@ -42,8 +43,8 @@ def page_packings(pages: PageFormat) -> list[tuple[Packing | None, ...]]:
 class LocalPages(NamedTuple):
     """The pages of one KV group that a rank reads for a request, in order of their blocks."""
 
-    pages: torch.Tensor
-    """int64 [num_pages]"""
+    pages: npt.NDArray[np.int64]
+    """[num_pages], of the table itself: good until it changes"""
     num_pages: int
     first_block: int
     block_step: int
@@ -120,10 +121,8 @@ class PageTable:
         blocks = local_blocks(present, self._rank, group, num_blocks, self._topo)
         if not blocks:
             return None
-        pages = self._pages[group, blocks.start : blocks.stop : blocks.step].copy()
-        found = LocalPages(
-            torch.from_numpy(pages), len(pages), blocks.start, blocks.step, blocks[-1] == num_blocks - 1
-        )
+        pages = self._pages[group, blocks.start : blocks.stop : blocks.step]
+        found = LocalPages(pages, len(pages), blocks.start, blocks.step, blocks[-1] == num_blocks - 1)
         self._local[group] = key, found
         return found
 

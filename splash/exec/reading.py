@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Set
 
-import torch
+import numpy as np
 
 from splash.exec.entries import entry_of
 from splash.exec.frame import Frame, RankShape
@@ -25,41 +25,41 @@ class Reading:
 
     def own_seqs(self, frame: Frame, starts: list[int], selecting: Set[int]) -> object:
         """Own heads over the own group's pages: the first rows, `selecting` spans apart. None if all of them are."""
-        dense = [index for index in frame.routes.own if index not in selecting]
+        routes, group = frame.routes, self._own_group
+        dense = [index for index in routes.own if index not in selecting] if selecting else routes.own
         if not dense:
             return None
-        seqs: list[SeqRows] = []
-        for index in dense:
-            self.read(seqs, frame, index, starts[index], self._own_group, frame.routes.starts[index])
-        return self._attention.prepare(seqs, self._shape.block_size)
+        seqs = [self.seq(frame, index, starts[index], group, routes.starts[index]) for index in dense]
+        return self._prepare(seqs)
 
     def here_seqs(self, frame: Frame, starts: list[int], selecting: Set[int]) -> object:
         """All heads over all groups' pages, group after group of the rows that attend here; else as `own_seqs`."""
-        if selecting >= set(frame.here):
+        if not frame.here or (selecting and selecting >= set(frame.here)):
             return None
-        seqs: list[SeqRows] = []
+        seqs: list[SeqRows | None] = []
         for group in range(self._shape.topo.groups):
             row = group * frame.num_here
             for index in frame.here:
                 if index not in selecting:
-                    self.read(seqs, frame, index, starts[index], group, row)
+                    seqs.append(self.seq(frame, index, starts[index], group, row))
                 row += frame.routes.spans[index].count
-        return self._attention.prepare(seqs, self._shape.block_size)
+        return self._prepare(seqs)
 
-    def read(self, seqs: list[SeqRows], frame: Frame, index: int, start: int, group: int, row: int) -> None:
-        """Add what this rank reads for one span and group, if anything."""
+    def seq(self, frame: Frame, index: int, start: int, group: int, row: int) -> SeqRows | None:
+        """What this rank reads for one span and group; None if there is nothing."""
         size, span = self._shape.block_size, frame.routes.spans[index]
         end = start + span.count
         num_blocks = -(-end // size)
         local = frame.sequences[index].table.local(group, num_blocks, span.present)
         if local is None:
-            return
+            return None
         num_keys = local.num_pages * size
         if local.holds_last:
             num_keys -= num_blocks * size - end
-        seqs.append(
-            SeqRows(row, span.count, start, local.pages, local.first_block, local.block_step, num_keys)
-        )
+        return SeqRows(row, span.count, start, local.pages, local.first_block, local.block_step, num_keys)
+
+    def _prepare(self, seqs: Iterable[SeqRows | None]) -> object:
+        return self._attention.prepare([seq for seq in seqs if seq is not None], self._shape.block_size)
 
     def gathers(self, frame: Frame, selecting: Set[int]) -> Iterator[Gather]:
         """By head first, then shares, as `layer_collectives` lists them."""
@@ -113,5 +113,5 @@ class Reading:
         """`count` queries over the first keys of page g, for each group g; positions count from the page's start."""
         if not count:
             return None
-        seqs = [SeqRows(g * count, count, start, torch.tensor([g]), 0, 1, num_keys) for g in groups]
+        seqs = [SeqRows(g * count, count, start, np.array([g]), 0, 1, num_keys) for g in groups]
         return self._attention.prepare(seqs, page_tokens)

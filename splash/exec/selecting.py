@@ -8,7 +8,7 @@ import torch
 
 from splash.exec.frame import Frame, RankShape, index_of
 from splash.exec.reading import Reading
-from splash.hal.protocol import Attention, SeqRows
+from splash.hal.protocol import Attention
 from splash.layout.exchange import Routes, gather_parts
 from splash.layout.holders import local_blocks
 from splash.layout.selection import Selecting
@@ -42,14 +42,14 @@ def selecting_rows(
     spans = (*chosen.own, *owned, *chosen.shared)
     first_rows = _first_rows(routes, spans)
     starts = [span.start for span in routes.spans]
-    seqs: list[SeqRows] = []
-    for index in spans:
-        reading.read(seqs, frame, index, starts[index], 0, first_rows[index])
+    seqs = [reading.seq(frame, index, starts[index], 0, first_rows[index]) for index in spans]
     rows = index_of(routes.rows(spans))
     return SelectingRows(
         rows=rows,
         rope=rope.select(rows),
-        prepared=attention.prepare_selection(seqs, shape.block_size, shape.top_k, shape.pool),
+        prepared=attention.prepare_selection(
+            [seq for seq in seqs if seq is not None], shape.block_size, shape.top_k, shape.pool
+        ),
         tail=_tails(routes, spans, shape.pool) if shape.pool > 1 else None,
         num_own=routes.count(chosen.own),
         num_owned=routes.count(owned),
@@ -107,7 +107,9 @@ def _page_table(frame: Frame, routes: Routes, spans: Sequence[int], shape: RankS
     for row, i, count in zip(table, spans, counts, strict=True):
         local = frame.sequences[i].table.local(0, count, routes.spans[i].present)
         if local is not None:
-            row[local.first_block : count : local.block_step] = local.pages * shape.block_size
+            row[local.first_block : count : local.block_step] = torch.from_numpy(
+                local.pages * shape.block_size
+            )
     return table
 
 

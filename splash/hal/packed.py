@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 
 from splash.hal.fp8 import unpacked
@@ -43,7 +45,7 @@ class PackedAttention:
     def attend(
         self, q: torch.Tensor, kv: PagedKV, prepared: PreparedPages, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        paged = self._unpacked(kv.k.index_select(0, prepared.pages))
+        paged = self._unpacked(kv.k.index_select(0, prepared.pages.to(kv.k.device)))
         return self._attention.attend(q, paged, prepared.inner, scale)
 
     def prepare_selection(
@@ -56,7 +58,7 @@ class PackedAttention:
         self, q: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor, prepared: PreparedPages
     ) -> torch.Tensor:
         assert self._index is not None
-        numbers = unpacked(keys.index_select(0, prepared.pages), self._index)
+        numbers = unpacked(keys.index_select(0, prepared.pages.to(keys.device)), self._index)
         return self._attention.select(q, weights, numbers, prepared.inner)
 
     def attend_selected(
@@ -83,6 +85,6 @@ def _dense(seqs: Sequence[SeqRows]) -> tuple[torch.Tensor, list[SeqRows]]:
     """All pages of `seqs`, each once, and `seqs` with their places among these for pages."""
     if not seqs:
         return torch.zeros(0, dtype=torch.int64), []
-    pages, places = torch.cat([seq.pages for seq in seqs]).unique(return_inverse=True)
-    parts = places.split([seq.pages.shape[0] for seq in seqs])
-    return pages, [seq._replace(pages=part) for seq, part in zip(seqs, parts, strict=True)]
+    pages, places = np.unique(np.concatenate([seq.pages for seq in seqs]), return_inverse=True)
+    parts = np.split(places, [*accumulate(len(seq.pages) for seq in seqs[:-1])])
+    return torch.from_numpy(pages), [seq._replace(pages=part) for seq, part in zip(seqs, parts, strict=True)]

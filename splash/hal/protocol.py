@@ -1,6 +1,6 @@
 """The port contract (DESIGN §7): communicator, pool, copier, attention, backend.
 
-`import torch` happens for type checking only, so that this module costs nothing to import.
+`import torch` and `import numpy` happen for type checking only, so that this module costs nothing to import.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from splash.hal.caps import Caps, DeviceInfo
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
 
 
@@ -121,7 +123,7 @@ class SeqRows(NamedTuple):
     """Rows of one sequence that attend to the pages which this rank reads for it.
 
     `row` and `count`: the rows [row, row + count) of the query tensor. `start`: position of the first row.
-    `pages`: int64 [n] on the device, the local pages in order of their blocks. `first_block` and
+    `pages`: int64 [n] in host memory, the local pages in order of their blocks. `first_block` and
     `block_step`: local page i is block first_block + i * block_step, so key positions are known.
     `num_keys`: local tokens at positions before start + count, always a prefix of the gathered pages;
     may be 0. A row attends to keys at positions up to its own.
@@ -130,7 +132,7 @@ class SeqRows(NamedTuple):
     row: int
     count: int  # type: ignore[assignment]  # not a tuple's
     start: int
-    pages: torch.Tensor
+    pages: npt.NDArray[np.int64]
     first_block: int
     block_step: int
     num_keys: int
@@ -141,7 +143,8 @@ class Attention(Protocol):
 
     def prepare(self, seqs: Sequence[SeqRows], block_size: int) -> Any:
         """Whatever of `seqs` does not depend on the layer (index tensors, offsets, groups), made once a step,
-        for pages of `block_size` tokens (a gathered history is one page of any size).
+        for pages of `block_size` tokens (a gathered history is one page of any size). All that a device needs of
+        it goes there at once.
 
         Opaque, immutable and good for every layer whose pages are those that `seqs` names.
         """

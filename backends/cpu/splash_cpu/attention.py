@@ -19,6 +19,7 @@ from math import prod
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from splash.hal.protocol import PagedKV, SeqRows
@@ -171,21 +172,16 @@ class CpuAttention:
 def _parts(seq: SeqRows, block_size: int) -> Iterator[SeqRows]:
     """`seq` (one row, which sees all its keys) in parts of about PART_TOKENS."""
     step = max(1, PART_TOKENS // block_size)
-    for first in range(0, seq.pages.shape[0], step):
+    for first in range(0, len(seq.pages), step):
         num_keys = min(step * block_size, seq.num_keys - first * block_size)
         yield seq._replace(pages=seq.pages[first : first + step], num_keys=num_keys)
 
 
 def _batch(group: Sequence[SeqRows], block_size: int) -> Batch:
-    """One padded batch; the padding repeats a sequence's last page."""
+    """One padded batch of a group, longest first; the padding repeats a sequence's last page."""
     size = len(group)
-    num_pages = max(seq.pages.shape[0] for seq in group)
-    parts = []
-    for seq in group:
-        parts.append(seq.pages)
-        if padding := num_pages - seq.pages.shape[0]:
-            parts += [seq.pages[-1:]] * padding
-    pages = torch.cat(parts) if len(parts) > 1 else parts[0]
+    num_pages = len(group[0].pages)
+    pages = torch.from_numpy(_padded([seq.pages for seq in group]))
     rows = [seq.row for seq in group]
     neighbours = rows == list(range(rows[0], rows[0] + size))
     at = slice(rows[0], rows[0] + size) if neighbours else torch.tensor(rows)
@@ -196,6 +192,19 @@ def _batch(group: Sequence[SeqRows], block_size: int) -> Batch:
     no_key = np.arange(num_pages * block_size) >= np.array(counts)[:, None]
     bias = np.where(no_key[:, None, :longest], np.float32(NEVER), np.float32(0))
     return Batch(at, size, pages, longest, torch.from_numpy(np.flatnonzero(no_key)), torch.from_numpy(bias))
+
+
+def _padded(pages: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+    """One after the other, none of them longer than the first, which the others are padded to."""
+    longest, shortest = len(pages[0]), len(pages[-1])
+    if longest == shortest:
+        return pages[0] if len(pages) == 1 else np.concatenate(pages)
+    table = np.empty((len(pages), longest), dtype=np.int64)
+    for row, own in zip(table, pages, strict=True):
+        count = len(own)
+        row[:count] = own
+        row[count:] = own[-1]
+    return table.ravel()
 
 
 def _chunk(seq: SeqRows, block_size: int) -> Chunk:
@@ -214,7 +223,7 @@ def _chunk(seq: SeqRows, block_size: int) -> Chunk:
             hidden = positions > torch.arange(first, last + 1)[:, None]
         blocks.append(RowBlock(seq.row + row, count, num_seen, num_keys, hidden))
         row += count
-    return Chunk(seq.pages, seq.num_keys, tuple(blocks))
+    return Chunk(torch.from_numpy(seq.pages), seq.num_keys, tuple(blocks))
 
 
 def _keys_until(seq: SeqRows, position: int, block_size: int) -> int:
@@ -229,14 +238,17 @@ def _keys_until(seq: SeqRows, position: int, block_size: int) -> int:
 
 def _groups(seqs: Sequence[SeqRows], max_pages: int) -> Iterator[list[SeqRows]]:
     """Sequences of similar page counts, as many together as `max_pages` allow after padding."""
+    lengths = [len(seq.pages) for seq in seqs]
     group: list[SeqRows] = []
-    for seq in sorted(seqs, key=lambda seq: -seq.pages.shape[0]):
-        if group:
-            longest, pages = group[0].pages.shape[0], seq.pages.shape[0]
-            if longest - pages > max(1, longest // 8) or (len(group) + 1) * longest > max_pages:
-                yield group
-                group = []
-        group.append(seq)
+    longest = 0
+    for place in sorted(range(len(seqs)), key=lengths.__getitem__, reverse=True):
+        length = lengths[place]
+        if group and (longest - length > max(1, longest // 8) or (len(group) + 1) * longest > max_pages):
+            yield group
+            group = []
+        if not group:
+            longest = length
+        group.append(seqs[place])
     if group:
         yield group
 

@@ -55,7 +55,8 @@ def prepare_selection(
 def _scored(seq: SeqRows, block_size: int, pool: int) -> Scored:
     blocks = torch.arange(len(seq.pages)) * seq.block_step + seq.first_block
     positions = (blocks * block_size)[:, None] + torch.arange(pool - 1, block_size, pool)
-    return Scored(seq.row, seq.count, seq.start, seq.pages, positions.flatten()[: seq.num_keys // pool])
+    pages = torch.from_numpy(seq.pages)
+    return Scored(seq.row, seq.count, seq.start, pages, positions.flatten()[: seq.num_keys // pool])
 
 
 def select(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from splash.hal.protocol import PagedKV, SeqRows
@@ -110,7 +111,7 @@ def make_batch(
     seqs: list[SeqRows] = []
     row = used = 0
     for spec, num_pages in zip(rows, needed, strict=True):
-        pages = torch.tensor(page_ids[used : used + num_pages], dtype=torch.int64, device=device)
+        pages = np.array(page_ids[used : used + num_pages], dtype=np.int64)
         used += num_pages
         num_keys = spec.num_keys(block_size)
         for page, first in zip(pages.tolist(), range(0, num_keys, block_size), strict=True):
@@ -129,7 +130,7 @@ def stripe_of(seq: SeqRows, first: int, step: int, block_size: int) -> SeqRows:
     """The part of a whole sequence that lies in the blocks first, first + step, ..."""
     spec = Rows(seq.start, seq.count, first, step)
     return seq._replace(
-        pages=seq.pages[first::step].contiguous(),
+        pages=seq.pages[first::step],
         first_block=first,
         block_step=step,
         num_keys=spec.num_keys(block_size),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from splash.core.errors import CapacityError, NotSupported
@@ -237,8 +238,8 @@ def _scores(tokens: torch.Tensor) -> torch.Tensor:
 
 def _slots(seq: SeqRows, block_size: int) -> torch.Tensor:
     """page * block_size + offset of each local token of a sequence."""
-    token = torch.arange(seq.num_keys, device=seq.pages.device)
-    return seq.pages[token // block_size] * block_size + token % block_size
+    token = np.arange(seq.num_keys)
+    return torch.from_numpy(seq.pages[token // block_size] * block_size + token % block_size)
 
 
 def _some_tokens(batch: Batch, width: int, block_size: int) -> torch.Tensor:
@@ -246,7 +247,7 @@ def _some_tokens(batch: Batch, width: int, block_size: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(width)
     tokens = torch.full((len(batch.q), width), -1, dtype=torch.int64)
     for seq in batch.seqs[:-1]:
-        slots = _slots(seq, block_size).cpu()
+        slots = _slots(seq, block_size)
         some = slots[torch.randperm(len(slots), generator=generator)][:width]
         places = torch.randperm(width, generator=generator)[: len(some)]
         tokens[seq.row, places] = some
