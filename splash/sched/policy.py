@@ -139,4 +139,4 @@ class ThresholdPolicy:
             return DP, f"many requests: {load.running} running, {waiting} waiting"
         if load.running and load.mean_context >= at.long_context:
             return DCP, f"few long requests: {load.running} running, mean context {load.mean_context:,}"
-        return TP, f"few short requests: {load.running} running"
+        return TP, f"few short requests: {load.running} running, {waiting} waiting"
