@@ -256,8 +256,8 @@ def pooled_cost(runs: Sequence[Run]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """Seconds of a boundary with flips beyond one without: the difference of the medians, and between what it lies
-    with 95 % confidence (bootstrap, always the same)."""
+    """Seconds of some boundaries beyond others: the difference of the medians, and between what it lies with 95 %
+    confidence (bootstrap, always the same)."""
 
     median_s: float
     low_s: float
@@ -266,11 +266,16 @@ class Excess:
 
 def compared(found: Sequence[Boundary], seconds: Callable[[Boundary], float]) -> Excess:
     """There must be boundaries of both kinds."""
-    draw = np.random.default_rng(0)
     flip, null = ([seconds(b) for b in found if bool(b.flips) is flips] for flips in (True, False))
-    medians = [np.median(draw.choice(part, (RESAMPLES, len(part))), axis=1) for part in (flip, null)]
+    return beyond(flip, null)
+
+
+def beyond(some: Sequence[float], others: Sequence[float]) -> Excess:
+    """`some` seconds beyond `others`."""
+    draw = np.random.default_rng(0)
+    medians = [np.median(draw.choice(part, (RESAMPLES, len(part))), axis=1) for part in (some, others)]
     low, high = np.percentile(medians[0] - medians[1], [2.5, 97.5])
-    return Excess(median(flip) - median(null), float(low), float(high))
+    return Excess(median(some) - median(others), float(low), float(high))
 
 
 def growth(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -313,6 +318,7 @@ def summary(run: Run) -> dict[str, Any]:
         "within": cost["excess_share"] is not None and cost["excess_share"] <= TARGET_SHARE,
         "staging_throughput": asdict(Throughput.of(beside, others)),
         "copying_throughput": asdict(Throughput.of(beside)),
+        "copies_between": asdict(copies_between(full, set(run.copying))),
         "lost_request_s": {
             "live_mean": rows * mean(live_s),
             "drain_and_restart": None if run.restart_s is None else rows * run.restart_s,
@@ -370,6 +376,16 @@ def staging_periods(
                 found = beside if step in copying else others
                 found.append(periods[step] / median(_before(periods, switch)))
     return beside, others
+
+
+def copies_between(steps: Sequence[StepDone], copying: Collection[int]) -> Excess:
+    """What copies take between two forward passes, which is where a port without a copy engine makes them."""
+    kinds: tuple[list[float], list[float]] = [], []
+    for boundary in boundaries(steps):
+        if not boundary.flips:
+            kinds[boundary.step in copying].append(boundary.between_s)
+    others, beside = kinds
+    return beyond(beside, others) if beside else Excess(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,6 +514,8 @@ def show(result: dict[str, Any]) -> None:
             f"  throughput {when}: {found['share']:.3f} of steady (95 %: {found['low']:.3f} to {found['high']:.3f};"
             " bound 0.95)"
         )
+    excess = _excess({"excess": result["copies_between"], "step_s_p50": cost["step_s_p50"]}, "excess")
+    print(f"    between the forward passes copies take {excess}")
     restart = "not measured" if lost["drain_and_restart"] is None else f"{lost['drain_and_restart']:.1f}"
     print(f"  lost request-seconds a switch: live {lost['live_mean']:.3f}, drain and restart {restart}")
     for pair in result["pairs"]:

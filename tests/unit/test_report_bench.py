@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -12,6 +13,7 @@ from bench.switch import (
     Throughput,
     all_pairs,
     compared,
+    copies_between,
     growth,
     joined,
     lost_seconds,
@@ -58,6 +60,7 @@ def test_what_a_switch_takes(slow: float, flip: float) -> None:
     assert beside == pytest.approx([1 + slow * FORWARD / (FORWARD + BOUNDARY)] * 5)
     figures = summary(Run(256, 16, tuple(steps), (switch,), tuple(range(21, 26)), 20.0, {}))
     assert figures["copying_throughput"]["share"] == pytest.approx(1 / beside[0])
+    assert figures["copies_between"]["median_s"] == pytest.approx(0.0), "they slow the passes here"
     assert figures["staging_throughput"]["share"] == pytest.approx(6 / (5 * beside[0] + 1))
     assert figures["switch_cost"]["excess_s"] == pytest.approx(flip, abs=1e-9)
     parts = figures["switch_cost"]["excess_between"], figures["switch_cost"]["excess_of_first_step"]
@@ -66,6 +69,14 @@ def test_what_a_switch_takes(slow: float, flip: float) -> None:
     (pair,) = [p for p in figures["pairs"] if p["switches"]]
     assert (pair["from"], pair["to"], pair["flips"]) == ("tp", "dp", 1)
     assert SETTLE_STEPS < 20
+
+
+def test_copies_between_passes_are_told_from_flips() -> None:
+    """Red when a boundary with a flip, or one without copies, counts as one with copies."""
+    steps, _ = _run(flip=0.5)
+    steps = [replace(s, boundary_s=s.boundary_s + 0.004 * (s.step in (22, 23, 24, 26))) for s in steps]
+    assert copies_between(steps, {22, 23, 24, 26}).median_s == pytest.approx(0.004)
+    assert copies_between(steps, ()).median_s == 0.0
 
 
 def test_throughput_counts_each_kind_of_step_with_its_median() -> None:
