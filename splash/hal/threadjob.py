@@ -95,7 +95,8 @@ class ThreadJob:
             send=lambda message: self._give(rank, message),
         )
         try:
-            entry(context, pickle.loads(packed))
+            with self._hub.running():
+                entry(context, pickle.loads(packed))
             self._end(RankFailure(f"rank {rank} ended before the engine closed the job"))
         except JobClosed:
             self._hub.fail("the job was closed")
@@ -115,16 +116,17 @@ class ThreadJob:
         self._hub.fail(str(failure))
 
     def _take(self, rank: int) -> Any:
-        with self._changed:
+        with self._hub.waiting(), self._changed:
             while not self._inboxes[rank]:
                 if self._closed or self._failure:
                     raise JobClosed
                 self._changed.wait()
-            return pickle.loads(self._inboxes[rank].popleft())
+            packed = self._inboxes[rank].popleft()
+        return pickle.loads(packed)
 
     def _give(self, rank: int, message: Any) -> None:
         packed = pickle.dumps(message, protocol=5)
-        with self._changed:
+        with self._hub.waiting(), self._changed:  # what it does next, others may do first
             self._outboxes[rank].append(packed)
             self._changed.notify_all()
 
