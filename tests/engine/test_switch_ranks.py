@@ -18,7 +18,7 @@ from tests.tiny import clear_reference
 
 pytestmark = pytest.mark.ranks
 
-NUM_TOKENS = 96
+NUM_TOKENS = 48
 DECODED = 4
 """Tokens that every request in decode has at least before its layout changes."""
 SLOW = 2e8
