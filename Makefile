@@ -1,9 +1,11 @@
 # Every target does its own set-up. The environment is made once and again only when its inputs change.
-# Overrides: PYTHON (the interpreter it is made with), VENV (where it lies), ARGS (passed on to the command).
+# Overrides: PYTHON (the interpreter it is made with), VENV (where it lies), ARGS (passed on to the command),
+# WORKERS (processes that share the tests; 0 for none, as a debugger needs).
 
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+WORKERS ?= 2
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -28,7 +30,7 @@ run: $(STAMP) ## serve the demo model on CPU ranks, with live layout switches
 	@$(BIN)/splash run $(ARGS)
 
 test: $(STAMP) ## all tests
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
 
 check: format-check lint types test ## what CI and pre-commit check
 
