@@ -29,6 +29,7 @@ BOUND_BYTES = 1e9
 DECISION_BOUND_S = 1e-3
 NUM_REQUESTS = 2000
 QUESTIONS = 50
+COPY_BYTES_PER_S = 1e9
 
 
 def deployment(model: str) -> SimDeployment:
@@ -65,6 +66,7 @@ def decoding(num_requests: int) -> list[Load]:
             waiting=[],
             memory_bound=False,
             target="tp",
+            copy_bytes_per_s=COPY_BYTES_PER_S,
             decode_s=0.03,
         )
         for number in range(QUESTIONS)
@@ -85,6 +87,7 @@ def crowded(num_requests: int) -> list[Load]:
             waiting=lengths[: num_requests // 4],
             memory_bound=False,
             target="tp",
+            copy_bytes_per_s=COPY_BYTES_PER_S,
             arrived=[Arrived(1000 + number - ago // 2, lengths[ago]) for ago in range(63, -1, -1)],
             decode_s=0.03,
         )

@@ -224,7 +224,7 @@ def _attention(backend: Backend, pages: PageFormat) -> Attention:
     latent = packings.get("latent")
     if latent is None or backend.caps.packed_kv:
         return backend.attention()
-    return PackedAttention(backend.attention(), latent, packings.get("index"))
+    return PackedAttention(backend.attention(), latent, packings.get("index"), backend.device)
 
 
 def _history_width(spec: ModelSpec, ranks: int, pages: PageFormat) -> int:

@@ -33,32 +33,37 @@ class PackedAttention:
     keys are uint8 [pages, block_size / pool, bytes], as `index` packs them.
     """
 
-    def __init__(self, attention: Attention, latent: Packing, index: Packing | None) -> None:
+    def __init__(
+        self, attention: Attention, latent: Packing, index: Packing | None, device: str = "cpu"
+    ) -> None:
+        """`device`: where pages lie, by torch's name."""
         self._attention = attention
+        self._device = device
         self._latent = latent
         self._index = index
 
     def prepare(self, seqs: Sequence[SeqRows], block_size: int) -> PreparedPages:
         pages, dense = _dense(seqs)
-        return PreparedPages(pages, self._attention.prepare(dense, block_size))
+        return PreparedPages(pages.to(self._device), self._attention.prepare(dense, block_size))
 
     def attend(
         self, q: torch.Tensor, kv: PagedKV, prepared: PreparedPages, scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        paged = self._unpacked(kv.k.index_select(0, prepared.pages.to(kv.k.device)))
+        paged = self._unpacked(kv.k.index_select(0, prepared.pages))
         return self._attention.attend(q, paged, prepared.inner, scale)
 
     def prepare_selection(
         self, seqs: Sequence[SeqRows], block_size: int, top_k: int, pool: int = 1
     ) -> PreparedPages:
         pages, dense = _dense(seqs)
-        return PreparedPages(pages, self._attention.prepare_selection(dense, block_size, top_k, pool))
+        inner = self._attention.prepare_selection(dense, block_size, top_k, pool)
+        return PreparedPages(pages.to(self._device), inner)
 
     def select(
         self, q: torch.Tensor, weights: torch.Tensor, keys: torch.Tensor, prepared: PreparedPages
     ) -> torch.Tensor:
         assert self._index is not None
-        numbers = unpacked(keys.index_select(0, prepared.pages.to(keys.device)), self._index)
+        numbers = unpacked(keys.index_select(0, prepared.pages), self._index)
         return self._attention.select(q, weights, numbers, prepared.inner)
 
     def attend_selected(

@@ -123,7 +123,8 @@ class SeqRows(NamedTuple):
     """Rows of one sequence that attend to the pages which this rank reads for it.
 
     `row` and `count`: the rows [row, row + count) of the query tensor. `start`: position of the first row.
-    `pages`: int64 [n] in host memory, the local pages in order of their blocks. `first_block` and
+    `pages`: int64 [n] in host memory, the local pages in order of their blocks: a view of the block table, perhaps
+    with a stride, to be read only, and good until the next plan is applied. `first_block` and
     `block_step`: local page i is block first_block + i * block_step, so key positions are known.
     `num_keys`: local tokens at positions before start + count, always a prefix of the gathered pages;
     may be 0. A row attends to keys at positions up to its own.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -28,6 +27,8 @@ class Load:
     memory_bound: bool
     """A request waits for pages, or was preempted lately."""
     target: str
+    copy_bytes_per_s: float
+    """At which background copies arrive on a rank, as they did of late."""
     striped_from: int | None = None
     """Tokens from which the target stripes a request; see `sched.target`."""
     arrived: Sequence[Arrived] = ()
@@ -36,8 +37,6 @@ class Load:
     """Targets that cannot be reached for lack of memory, as far as is known."""
     decode_s: float | None = None
     """Observed seconds, from end to end, of late steps of decodes alone under the target; None: there were none."""
-    copy_bytes_per_s: float = math.inf
-    """At which background copies arrive on a rank, as they did of late."""
 
     @property
     def present(self) -> Target:

@@ -72,6 +72,7 @@ def load(step: int, *, running: int = 2, length: int = 50, target: str = "tp", *
         "waiting": [],
         "memory_bound": False,
         "target": target,
+        "copy_bytes_per_s": 1e9,
         **changes,
     }
     return Load(**values)  # type: ignore[arg-type]

@@ -49,6 +49,7 @@ def test_what_is_held_moves_as_request_after_request_does(
         waiting=[],
         memory_bound=False,
         target=old,
+        copy_bytes_per_s=1e9,
         striped_from=before.striped_from,
     )
     change = crossing(load, after, LIMITS, ranks=4)

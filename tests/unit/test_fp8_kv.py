@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from splash_cpu.attention import CpuAttention
@@ -104,10 +105,10 @@ BLOCK, PAGES = 4, 40
 def _seqs() -> list[SeqRows]:
     """A chunk, a striped row, one that shares a page with it, and one without keys."""
     return [
-        SeqRows(0, 3, 9, torch.tensor([31, 7, 12]), 0, 1, 12),
-        SeqRows(3, 1, 30, torch.tensor([5, 38]), 1, 3, 7),
-        SeqRows(4, 1, 6, torch.tensor([3, 5]), 0, 1, 7),
-        SeqRows(5, 1, 2, torch.tensor([9]), 0, 1, 0),
+        SeqRows(0, 3, 9, np.array([31, 7, 12]), 0, 1, 12),
+        SeqRows(3, 1, 30, np.array([5, 38]), 1, 3, 7),
+        SeqRows(4, 1, 6, np.array([3, 5]), 0, 1, 7),
+        SeqRows(5, 1, 2, np.array([9]), 0, 1, 0),
     ]
 
 
@@ -117,7 +118,7 @@ def test_packed_pages_are_attended_over_as_their_numbers(inner: Attention) -> No
     generator = torch.Generator().manual_seed(1)
     q = torch.randn(6, 4, PACKING.width, generator=generator)
     pages = packed(torch.randn(PAGES, BLOCK, 1, PACKING.width, generator=generator), PACKING)
-    read = torch.cat([seq.pages for seq in _seqs()])
+    read = np.concatenate([seq.pages for seq in _seqs()])
     pages[[page for page in range(PAGES) if page not in read]] = 0xFF
     numbers = unpacked(pages, PACKING)
     attention = PackedAttention(inner, PACKING, INDEX)

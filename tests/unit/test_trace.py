@@ -41,7 +41,7 @@ EVENTS = (
     FirstToken(1.0, 3, 0.5),
     StepDone(1.5, 2, 0.01, 0.001, 1, 0, {"tp": 1}, [1, 1], 0, 1),
 )
-RESULT = StepResult(2, (5, 6), (11,), (0.0, 1.5), 0.25, 0.5)
+RESULT = StepResult(2, (5, 6), (11,), (0.0, 1.5), 0.25, 0.5, 0.004)
 
 
 def _plan(*, shards: frozenset[int] = frozenset({0, 1}), token: int = 2) -> StepPlan:
