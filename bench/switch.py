@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
 from threading import Condition
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
@@ -309,15 +309,15 @@ def over_contexts(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def summary(run: Run) -> dict[str, Any]:
     full, switches, rows = full_steps(run), run.switches, run.requests
     cost = pooled_cost([run])
-    beside, others = staging_periods(full, switches, set(run.copying))
+    left = staged(full, switches, set(run.copying))
     live_s = [lost_seconds(full, s) for s in switches]
     return {
         "context": run.context,
         "requests": rows,
         "switch_cost": cost,
         "within": cost["excess_share"] is not None and cost["excess_share"] <= TARGET_SHARE,
-        "staging_throughput": asdict(Throughput.of(beside, others)),
-        "copying_throughput": asdict(Throughput.of(beside)),
+        "staging_throughput": asdict(Throughput.of((s.before, s.beside + s.others) for s in left)),
+        "copying_throughput": asdict(Throughput.of((s.before, s.beside) for s in left)),
         "copies_between": asdict(copies_between(full, set(run.copying))),
         "lost_request_s": {
             "live_mean": rows * mean(live_s),
@@ -343,7 +343,9 @@ def pair_summary(run: Run, steps: Sequence[StepDone], pair: tuple[str, str]) -> 
         "steps": mean([s.steps for s in own]) if own else None,
         "bytes_received": mean([s.bytes_received for s in own]) if own else None,
         "outcomes": sorted({s.outcome for s in own}),
-        "staging_throughput_share": Throughput.of(*staging_periods(steps, own, set(run.copying))).share,
+        "staging_throughput": asdict(
+            Throughput.of((s.before, s.beside + s.others) for s in staged(steps, own, set(run.copying)))
+        ),
     }
 
 
@@ -363,19 +365,28 @@ def _before(periods: dict[int, float], switch: SwitchDone) -> list[float]:
     return [periods[i] for i in range(first - SETTLE_STEPS + 1, first) if i in periods]
 
 
-def staging_periods(
+class Staged(NamedTuple):
+    """A switch while all its requests are still in the old layout: periods of steps, in seconds."""
+
+    before: list[float]
+    """It began."""
+    beside: list[float]
+    """In whose time copies ran."""
+    others: list[float]
+
+
+def staged(
     steps: Sequence[StepDone], switches: Sequence[SwitchDone], copying: Collection[int]
-) -> tuple[list[float], list[float]]:
-    """Of the steps of an old layout while it is being left, over what is typical of those before: the periods of those
-    in whose time copies ran (`copying`), and of the others."""
+) -> list[Staged]:
+    """`copying`: steps in whose time copies ran."""
     periods, mixes = _periods(steps), {s.step: {n for n, r in s.rows_by_layout.items() if r} for s in steps}
-    beside, others = list[float](), list[float]()
+    found = []
     for switch in switches:
-        for step in _window(switch):
-            if step in periods and mixes[step] == {switch.old}:
-                found = beside if step in copying else others
-                found.append(periods[step] / median(_before(periods, switch)))
-    return beside, others
+        own = [i for i in _window(switch) if i in periods and mixes[i] == {switch.old}]
+        beside = [periods[i] for i in own if i in copying]
+        others = [periods[i] for i in own if i not in copying]
+        found.append(Staged(_before(periods, switch), beside, others))
+    return found
 
 
 def copies_between(steps: Sequence[StepDone], copying: Collection[int]) -> Excess:
@@ -390,29 +401,29 @@ def copies_between(steps: Sequence[StepDone], copying: Collection[int]) -> Exces
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Tokens per second over those before, and between what that lies with 95 % confidence (bootstrap, always the
-    same); None without steps.
+    """Tokens per second in steps of switches over those of the steps before the same switches; None without steps.
 
-    Steps of a kind count with their median: of a machine that loses its cores for half a step now and then, the mean
-    of some hundred steps is known to within 6 %.
+    `share` is that of means, and lies between `low` and `high` with 95 % confidence (bootstrap over switches, always
+    the same). `typical` is that of medians: it leaves out steps that lost their cores, but also what slows few steps.
     """
 
-    share: float | None
+    share: float | None = None
     low: float | None = None
     high: float | None = None
+    typical: float | None = None
 
     @classmethod
-    def of(cls, *kinds: Sequence[float]) -> Throughput:
-        """Of the periods of steps of each kind, over those before."""
-        kinds = tuple(filter(None, kinds))
-        count = sum(map(len, kinds))
-        if not count:
-            return cls(None)
-        draw = np.random.default_rng(0)
-        drawn = [np.median(draw.choice(kind, (RESAMPLES, len(kind))), axis=1) for kind in kinds]
-        period = sum(len(kind) / count * medians for kind, medians in zip(kinds, drawn, strict=True))
-        high, low = np.percentile(period, [2.5, 97.5])
-        return cls(count / sum(len(kind) * median(kind) for kind in kinds), float(1 / low), float(1 / high))
+    def of(cls, parts: Iterable[tuple[list[float], list[float]]]) -> Throughput:
+        """`parts`: of each switch the periods before it, and those of the steps that count."""
+        parts = [(before, during) for before, during in parts if before and during]
+        if not parts:
+            return cls()
+        steady = np.array([len(during) * mean(before) for before, during in parts])
+        actual = np.array([sum(during) for _, during in parts])
+        drawn = np.random.default_rng(0).integers(len(parts), size=(RESAMPLES, len(parts)))
+        low, high = np.percentile(steady[drawn].sum(1) / actual[drawn].sum(1), [2.5, 97.5])
+        typical = median([period / median(before) for before, during in parts for period in during])
+        return cls(float(steady.sum() / actual.sum()), float(low), float(high), 1 / typical)
 
 
 def lost_seconds(steps: Sequence[StepDone], switch: SwitchDone) -> float:
@@ -452,7 +463,10 @@ def main(
     """FOLDER is a checkpoint of `python -m bench.checkpoint`."""
     runs: list[Run] = []
     if samples is not None and samples.exists():
-        runs = [Run.from_json(json.loads(line)) for line in samples.read_text().splitlines()]
+        try:
+            runs = [Run.from_json(json.loads(line)) for line in samples.read_text().splitlines()]
+        except (KeyError, ValueError) as error:
+            raise click.UsageError(f"{samples} is not of this version ({error!r}); name a new file") from None
     for context in map(int, contexts.split(",")):
         state = idleness()
         warn_if_busy(state)
@@ -512,7 +526,7 @@ def show(result: dict[str, Any]) -> None:
         found = result[f"{name}_throughput"]
         print(
             f"  throughput {when}: {found['share']:.3f} of steady (95 %: {found['low']:.3f} to {found['high']:.3f};"
-            " bound 0.95)"
+            f" by medians {found['typical']:.3f}; bound 0.95)"
         )
     excess = _excess({"excess": result["copies_between"], "step_s_p50": cost["step_s_p50"]}, "excess")
     print(f"    between the forward passes copies take {excess}")

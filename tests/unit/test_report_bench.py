@@ -18,7 +18,7 @@ from bench.switch import (
     joined,
     lost_seconds,
     pooled_cost,
-    staging_periods,
+    staged,
     summary,
 )
 from splash.core.events import StepDone, SwitchDone
@@ -55,13 +55,17 @@ def test_what_a_switch_takes(slow: float, flip: float) -> None:
     """Red when a slower step, or a longer boundary, is not counted, or the faster layout is taken for a gain."""
     steps, switch = _run(slow=slow, flip=flip)
     assert lost_seconds(steps, switch) == pytest.approx(flip + 5 * FORWARD * slow, abs=1e-9)
-    beside, others = staging_periods(steps, [switch], range(21, 26))
-    assert others == pytest.approx([1.0])
-    assert beside == pytest.approx([1 + slow * FORWARD / (FORWARD + BOUNDARY)] * 5)
+    (found,) = staged(steps, [switch], range(21, 26))
+    steady = FORWARD + BOUNDARY
+    assert found.others == pytest.approx([steady])
+    assert found.before == pytest.approx([steady] * len(found.before))
+    assert found.beside == pytest.approx([steady + slow * FORWARD] * 5)
     figures = summary(Run(256, 16, tuple(steps), (switch,), tuple(range(21, 26)), 20.0, {}))
-    assert figures["copying_throughput"]["share"] == pytest.approx(1 / beside[0])
+    assert figures["copying_throughput"]["share"] == pytest.approx(steady / found.beside[0])
     assert figures["copies_between"]["median_s"] == pytest.approx(0.0), "they slow the passes here"
-    assert figures["staging_throughput"]["share"] == pytest.approx(6 / (5 * beside[0] + 1))
+    assert figures["staging_throughput"]["share"] == pytest.approx(
+        6 * steady / (5 * found.beside[0] + steady)
+    )
     assert figures["switch_cost"]["excess_s"] == pytest.approx(flip, abs=1e-9)
     parts = figures["switch_cost"]["excess_between"], figures["switch_cost"]["excess_of_first_step"]
     assert [part["median_s"] for part in parts] == pytest.approx([flip, 0.0], abs=1e-9)
@@ -79,16 +83,15 @@ def test_copies_between_passes_are_told_from_flips() -> None:
     assert copies_between(steps, ()).median_s == 0.0
 
 
-def test_throughput_counts_each_kind_of_step_with_its_median() -> None:
-    """Red when a step that lost its cores is taken for a slow kind, or many steps without copies hide few with them."""
-    beside, others = [1.05] * 9 + [1.5], [1.0] * 39 + [1.4]
-    both = Throughput.of(beside, others)
-    assert both.share == pytest.approx(50 / (10 * 1.05 + 40))
-    assert Throughput.of(beside).share == pytest.approx(1 / 1.05)
-    assert both.low is not None
-    assert both.high is not None
-    assert both.low <= both.share <= both.high
-    assert Throughput.of([], []) == Throughput(None)
+def test_throughput_is_of_means_and_each_switch_is_judged_by_its_own_steps_before() -> None:
+    """Red when medians hide few slow steps, one base serves all switches, or the interval leaves the figure out."""
+    parts = [([1.0, 1.2], [1.1] * 9 + [3.1]), ([2.0, 2.0], [2.0] * 9 + [3.0]), ([5.0], [])]
+    found = Throughput.of(parts)
+    assert found.share == pytest.approx((11 + 20) / (13 + 21))
+    assert found.typical == pytest.approx(1.0)
+    assert found.low == pytest.approx(11 / 13)
+    assert found.high == pytest.approx(20 / 21)
+    assert Throughput.of([([1.0], [])]) == Throughput()
 
 
 def test_the_interval_of_a_difference_of_medians_narrows_with_more_boundaries() -> None:
