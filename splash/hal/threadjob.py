@@ -95,8 +95,7 @@ class ThreadJob:
             send=lambda message: self._give(rank, message),
         )
         try:
-            with self._hub.running():
-                entry(context, pickle.loads(packed))
+            entry(context, pickle.loads(packed))
             self._end(RankFailure(f"rank {rank} ended before the engine closed the job"))
         except JobClosed:
             self._hub.fail("the job was closed")
@@ -116,17 +115,16 @@ class ThreadJob:
         self._hub.fail(str(failure))
 
     def _take(self, rank: int) -> Any:
-        with self._hub.waiting(), self._changed:
+        with self._changed:
             while not self._inboxes[rank]:
                 if self._closed or self._failure:
                     raise JobClosed
                 self._changed.wait()
-            packed = self._inboxes[rank].popleft()
-        return pickle.loads(packed)
+            return pickle.loads(self._inboxes[rank].popleft())
 
     def _give(self, rank: int, message: Any) -> None:
         packed = pickle.dumps(message, protocol=5)
-        with self._hub.waiting(), self._changed:  # what it does next, others may do first
+        with self._changed:
             self._outboxes[rank].append(packed)
             self._changed.notify_all()
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -34,39 +33,16 @@ class Call:
 
 
 class Hub:
-    """Where the threads of one job meet; keeps the first reason why they no longer can.
+    """Where the threads of one job meet; keeps the first reason why they no longer can."""
 
-    They take turns: one runs until it waits for the others. Threads that run at once share one interpreter, and
-    would take it from each other at every operation on a tensor.
-    """
-
-    def __init__(self, size: int, timeout_s: float, *, turns: bool = True) -> None:
+    def __init__(self, size: int, timeout_s: float) -> None:
         self.size = size
         self._timeout_s = timeout_s
-        self._turns = threading.Semaphore(1 if turns else size)
         self._barrier = threading.Barrier(size)
         self._calls: list[Call | None] = [None] * size
         self._payloads: list[Any] = [None] * size
         self._lock = threading.Lock()
         self._reason: str | None = None
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Inside, it is the caller's turn. One that does not come in time is taken: who keeps it stops nobody."""
-        self._turns.acquire(timeout=self._timeout_s)
-        try:
-            yield
-        finally:
-            self._turns.release()
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Inside, which is inside `running`, it is the turn of others."""
-        self._turns.release()
-        try:
-            yield
-        finally:
-            self._turns.acquire(timeout=self._timeout_s)
 
     def meet(self, rank: int, call: Call, payload: Any, read: Callable[[list[Any]], R]) -> R:
         """`read` of all ranks' payloads, which nobody changes meanwhile."""
@@ -88,8 +64,7 @@ class Hub:
 
     def _wait(self, rank: int, call: Call) -> None:
         try:
-            with self.waiting():
-                self._barrier.wait(self._timeout_s)
+            self._barrier.wait(self._timeout_s)
         except threading.BrokenBarrierError:
             missing = [
                 r
@@ -186,21 +161,15 @@ def sum_in_order(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return total.to(parts[0].dtype)
 
 
-def run_ranks(
-    size: int, function: Callable[[ThreadCommunicator], R], *, timeout_s: float = 60.0, turns: bool = True
-) -> list[R]:
-    """`function(communicator)` on `size` threads: their results in rank order, or the first exception.
-
-    Without `turns` all run at once, for functions that wait for each other by other means than the communicator.
-    """
-    hub = Hub(size, timeout_s, turns=turns)
+def run_ranks(size: int, function: Callable[[ThreadCommunicator], R], *, timeout_s: float = 60.0) -> list[R]:
+    """`function(communicator)` on `size` threads: their results in rank order, or the first exception."""
+    hub = Hub(size, timeout_s)
     results: list[Any] = [None] * size
     failures: list[Exception] = []
 
     def run(rank: int) -> None:
         try:
-            with hub.running():
-                results[rank] = function(ThreadCommunicator(hub, rank))
+            results[rank] = function(ThreadCommunicator(hub, rank))
         except Exception as error:
             failures.append(error)
             hub.fail(f"rank {rank} failed: {type(error).__name__}: {error}")

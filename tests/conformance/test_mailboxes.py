@@ -25,7 +25,7 @@ def test_a_missing_rank_is_a_timeout_that_names_it() -> None:
     with pytest.raises(
         RankFailure, match=r"collective 2 \(all_reduce of 6 float32\).* for rank 1, which is at collective 1"
     ):
-        run_ranks(3, run, turns=False)
+        run_ranks(3, run)
 
 
 def test_counts_that_disagree_are_named() -> None:
@@ -35,14 +35,14 @@ def test_counts_that_disagree_are_named() -> None:
         over(comm).all_to_all_v(torch.ones(4), [2, 2], [2, 2] if comm.rank else [2, 3])
 
     with pytest.raises(RankFailure, match="rank 0 expects 3 elements of rank 1, which sent 2"):
-        run_ranks(2, run, turns=False)
+        run_ranks(2, run)
 
 
 def test_a_message_that_does_not_fit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Red when a large message writes past its mailbox."""
     monkeypatch.setattr(mailboxes, "BOX_BYTES", 1 << 20)
     with pytest.raises(CapacityError, match="2 MiB exceeds a mailbox of 1 MiB"):
-        run_ranks(2, lambda comm: over(comm).all_reduce(torch.ones(1 << 19)), turns=False)
+        run_ranks(2, lambda comm: over(comm).all_reduce(torch.ones(1 << 19)))
 
 
 def test_views_of_many_shapes_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,4 +55,4 @@ def test_views_of_many_shapes_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPa
             assert boxes.all_reduce(torch.ones(size)).tolist() == [2.0] * size
         assert len(boxes._views) <= 4
 
-    run_ranks(2, run, turns=False)
+    run_ranks(2, run)
