@@ -30,7 +30,7 @@ run: $(STAMP) ## serve the demo model on CPU ranks, with live layout switches
 	@$(BIN)/splash run $(ARGS)
 
 test: $(STAMP) ## all tests
-	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup $(ARGS)
 
 check: format-check lint types test ## what CI and pre-commit check
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from tests.quantised import Made
@@ -17,6 +18,18 @@ with suppress(ImportError):
     torch.set_num_threads(
         1
     )  # ranks are threads of one process here: more threads each only get in each other's way
+
+
+settings.register_profile("splash", deadline=None)  # no test asserts a time: others run beside it
+settings.load_profile("splash")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start MPI processes run one after the other, in one of the processes that share the tests: some look
+    at everything that a job leaves on the machine."""
+    for item in items:
+        if item.get_closest_marker("ranks"):
+            item.add_marker(pytest.mark.xdist_group("ranks"))
 
 
 class TinyMaker(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
+from statistics import median
 
 import pytest
 
@@ -18,11 +19,11 @@ from tests.tiny import clear_reference
 
 pytestmark = pytest.mark.ranks
 
-NUM_TOKENS = 48
+NUM_TOKENS = 96
 DECODED = 4
 """Tokens that every request in decode has at least before its layout changes."""
-SLOW = 2e8
-"""Bytes a second of a copy, so that stagings last for several steps."""
+SHARE = 3e-4
+"""Of a step's time for copies: a page or two a step, so that stagings last for several."""
 
 
 def test_a_tour_of_all_switches_over_four_processes(tiny: TinyMaker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +41,7 @@ def test_a_tour_of_all_switches_over_four_processes(tiny: TinyMaker, monkeypatch
             ranks=4,
             layout=layouts[0],
             kv_pages=120,
-            scheduler=SchedulerConfig(token_budget=24, max_chunk=16, copy_bandwidth=SLOW),
+            scheduler=SchedulerConfig(token_budget=24, max_chunk=16, copy_share=SHARE),
         ),
     )
     page = deployment.memory.pages.block_size
@@ -62,4 +63,6 @@ def test_a_tour_of_all_switches_over_four_processes(tiny: TinyMaker, monkeypatch
             assert (done[-1].old, done[-1].new, done[-1].outcome) == (old, new, "done")
             arrived = {e.request for e in served.events if isinstance(e, RequestFlipped) and e.new == new}
             assert decoding <= arrived, (old, new)
+        staged = [event.staged_steps for event in served.events if isinstance(event, RequestFlipped)]
     assert {(a, b) for a, b in pairwise(layouts)} == set(PAIRS)
+    assert median(filter(None, staged)) > 2, "stagings are over before a step runs beside their copies"

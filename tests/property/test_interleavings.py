@@ -144,7 +144,6 @@ TestInterleavings.settings = settings(
     max_examples=60,
     stateful_step_count=40,
     suppress_health_check=list(HealthCheck),
-    deadline=None,
     report_multiple_bugs=False,
 )
 

@@ -72,7 +72,7 @@ def many_works(draw: st.DrawFn) -> list[Work]:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("capable", [True, False])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(works=many_works())
 def test_many_steps_cost_what_each_of_them_costs(name: str, capable: bool, works: list[Work]) -> None:
     """Red when any count of the columns differs from that of one step, or one step's rows come to another's: to the
