@@ -256,8 +256,8 @@ OPTIONS = (
     click.option(
         "--max-tokens",
         type=Count(min=1),
-        help="Output tokens of a request that does not say, a cap for one that does."
-        + _default(DEFAULT_MAX_TOKENS, "no cap"),
+        help="Output tokens of a request that does not say, a cap for one that does; a request also ends where"
+        " its context is full, with `length`." + _default(DEFAULT_MAX_TOKENS, "no cap"),
     ),
     click.option(
         "--switch",

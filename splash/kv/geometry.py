@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from splash.core.errors import CapacityError
 
+MIB = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class PoolGeometry:
@@ -25,8 +27,8 @@ class PoolGeometry:
         if self.num_pages < needed:
             raise CapacityError(
                 f"a pool of {self.num_pages} pages of {self.page_bytes} bytes is too small: {self.ranks} weight slots"
-                f" of {self.slot_pages} pages, the null page and one KV page need {needed};"
-                f" raise --kv-pages or --pool-mib"
+                f" of {self.slot_pages} pages, the null page and one KV page need {needed}"
+                f" ({needed * self.page_bytes / MIB:.1f} MiB); raise --kv-pages or --pool-mib"
             )
 
     @property

@@ -86,10 +86,11 @@ class Scheduler:
         layout = self.transitions.target.layout_of(length)
         holds = longest_held(layout, self.store)
         if length > holds:
+            less = "lower max_tokens or " if num_prompt <= holds else ""
             raise RequestError(
                 f"the request may cache {length} tokens ({num_prompt} prompt, {max_tokens} max_tokens) and the pool"
                 f" holds at most {holds} tokens of one request under {layout}",
-                remedy="lower max_tokens or raise --kv-pages or --pool-mib",
+                remedy=f"{less}raise --kv-pages or --pool-mib",
             )
 
     def add(self, request: Request, forced: tuple[int, ...] = ()) -> None:

@@ -79,8 +79,10 @@ def test_a_policy_does_not_ask_again_for_what_was_refused() -> None:
 
 def test_a_request_that_can_never_fit_is_refused_with_both_numbers() -> None:
     h = Harness(target="tp", kv_pages=10)
-    with pytest.raises(RequestError, match=r"may cache 299 tokens .* at most 76 tokens"):
-        h.add(200, 100)
+    with pytest.raises(RequestError, match=r"may cache 299 tokens .* at most 76 tokens .*; raise --kv-pages"):
+        h.add(200, 100)  # its prompt alone is too long
+    with pytest.raises(RequestError, match=r"may cache 149 tokens .*; lower max_tokens or raise --kv-pages"):
+        h.add(50, 100)
     with pytest.raises(RequestError, match=r"512 tokens, the limit .* is 512"):
         h.add(512, 1)
     with pytest.raises(RequestError, match="prompt is empty"):

@@ -86,8 +86,10 @@ def test_the_own_slot_is_never_given_to_kv() -> None:
 
 
 def test_a_pool_too_small_says_what_it_needs() -> None:
-    with pytest.raises(CapacityError, match=r"4 weight slots of 2 pages.* need 10; raise --kv-pages"):
-        PoolGeometry(9, 64, 4, 128)
+    with pytest.raises(
+        CapacityError, match=r"4 weight slots of 2 pages.* need 10 \(1\.9 MiB\); raise --kv-pages"
+    ):
+        PoolGeometry(9, 200_000, 4, 400_000)
 
 
 def test_sections_are_aligned_and_do_not_overlap() -> None:
