@@ -37,6 +37,7 @@ class Interleavings(RuleBasedStateMachine):
         auto=st.booleans(),
         state_pages=st.sampled_from([0, 0, 1, 3]),
         copy_bytes=st.sampled_from([64, 64, 512, 1 << 20]),
+        copy_rate=st.sampled_from([None, 1e3, 1e6, 1e12]),
     )
     def start(
         self,
@@ -51,7 +52,9 @@ class Interleavings(RuleBasedStateMachine):
         auto: bool,
         state_pages: int,
         copy_bytes: int,
+        copy_rate: float | None,
     ) -> None:
+        """`copy_rate`: what is learnt of copies, beside steps of 40 ms: budgets from a page to all there is."""
         policy = ThresholdPolicy(Thresholds(3, 12, 24, 5, 1)) if auto else None
         self.h = Harness(
             ranks=ranks,
@@ -67,6 +70,8 @@ class Interleavings(RuleBasedStateMachine):
             copy_bytes_per_step=copy_bytes,
             state_pages=state_pages,
         )
+        if copy_rate is not None:
+            self.h.executor.step_s, self.h.executor.copy_rate = 0.04, copy_rate
         self.drops = replicas == "drop"
         self.sizes: dict[int, tuple[int, int]] = {}
         self.aborted: set[int] = set()
