@@ -369,7 +369,7 @@ class Staged(NamedTuple):
     """A switch while all its requests are still in the old layout: periods of steps, in seconds."""
 
     before: list[float]
-    """It began."""
+    """Of the steps that came before it."""
     beside: list[float]
     """In whose time copies ran."""
     others: list[float]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from splash.hw.profile import HardwareProfile
+from splash.kv.geometry import MIB
 from splash.layout.capacity import RankMemory
 from splash.layout.layouts import LAYOUTS, Projection
 from splash.sim.settings import Settings
@@ -13,7 +14,6 @@ from splash.spec.model import ModelSpec
 from splash.spec.storage import WEIGHT_STORAGES
 
 GIB = 1 << 30
-MIB = 1 << 20
 MOST_RANKS = 512
 """That are proposed."""
 
