@@ -14,10 +14,11 @@ import click
 import splash
 from splash.cli.loading import LoadingBar
 from splash.cli.options import Options, given_options, with_options
-from splash.cli.output import json_text, output_console, target_of
+from splash.cli.output import json_text, output_console, target_of, tell
 from splash.cli.unread import WhileRead
 from splash.core.errors import RankFailure, RequestError, SplashError
 from splash.core.params import SamplingParams
+from splash.tui.units import plural
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -165,13 +166,13 @@ def _without_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _verify(
-    console: Console, deployment: Deployment, jobs: Sequence[Job], completions: Sequence[Completion]
-) -> Verifier:
+def _verify(deployment: Deployment, jobs: Sequence[Job], completions: Sequence[Completion]) -> Verifier:
+    """Says so first: nothing is shown while it serves, which may take as long as the run did."""
     from splash.engine.verify import LAYOUT, Served, verify
 
-    console.print(
-        f"verify: the same requests again, in {LAYOUT} only, along the tokens served", soft_wrap=True
+    tell(
+        f"verify: serving {plural(len(jobs), 'request')} again, in {LAYOUT} only, along the tokens served;"
+        " it may take as long as the run did"
     )
     return verify(
         deployment,
@@ -240,7 +241,7 @@ def serve(options: Options) -> int:
         _show(console, options, report, outcome, has_text=deployment.text is not None)
         exit_code = 0
         if options.verify and outcome.stopped is None:
-            verifier = _verify(console, deployment, jobs, outcome.completions)
+            verifier = _verify(deployment, jobs, outcome.completions)
             data["verify"] = _verify_json(verifier)
             exit_code = _show_verdict(console, verifier)
         if target is not None:
@@ -267,13 +268,9 @@ def _open_trace(
 
 
 def _show_notes(deployment: Deployment) -> None:
-    """What a user should know of the checkpoint, on standard error."""
-    from rich.console import Console
-
+    """What a user should know of the checkpoint."""
     for note in deployment.notes:
-        Console(stderr=True, highlight=False).print(
-            f"{deployment.model}: {note}", soft_wrap=True, markup=False
-        )
+        tell(f"{deployment.model}: {note}")
 
 
 def _show(

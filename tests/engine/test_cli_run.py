@@ -230,6 +230,28 @@ def test_quantised_weights_and_kv(capsys: pytest.CaptureFixture[str], quantised_
     assert captured.err.startswith("quantised: fp8 in blocks of 128x128, dequantised to float32 when loaded")
 
 
+def test_a_verification_says_that_it_serves_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: Path
+) -> None:
+    """Red when nothing tells why a run goes on after its tables, or standard output is told it."""
+    from splash.engine import verify
+
+    shown = []
+    again = verify.verify
+
+    def watched(*arguments: Any) -> Any:
+        shown.append(capsys.readouterr())
+        return again(*arguments)
+
+    monkeypatch.setattr("splash.engine.verify.verify", watched)
+    for more in ([], ["--json", "-"]):
+        given = ("--prompt", "5 6", "--max-tokens", 4, "--no-tui", "--verify")
+        assert _run("run", "--model", model, *given, *more) == 0
+        before = shown.pop()
+        assert "verify: serving 1 request again, in tp only, along the tokens served" in before.err
+        assert "again" not in before.out
+
+
 def test_a_failed_verification_loses_no_figures(
     monkeypatch: pytest.MonkeyPatch, model: Path, tmp_path: Path
 ) -> None:
