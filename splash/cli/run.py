@@ -210,6 +210,7 @@ def run(options: Options) -> int:
 
 def serve(options: Options) -> int:
     """Serves, shows and reports; the exit code."""
+    from splash.cli import Interrupted
     from splash.engine.deployment import open_deployment
     from splash.engine.report import RunReport
     from splash.tui.live import open_view
@@ -223,8 +224,13 @@ def serve(options: Options) -> int:
         target = files.enter_context(target_of(options.json_file, "--json"))
         watched = WhileRead()
         trace = _open_trace(options.trace, options, watched, files)
-        with LoadingBar(deployment.checkpoint.spec.num_layers, plain=options.no_tui) as bar:
-            executor = deployment.launch(loaded=bar)
+        try:
+            with LoadingBar(deployment.checkpoint.spec.num_layers, plain=options.no_tui) as bar:
+                executor = deployment.launch(loaded=bar)
+        except (KeyboardInterrupt, Interrupted):
+            if target is not None:
+                target.write(json_text(_unserved(jobs)))
+            raise
         files.callback(executor.close)
         with open_view(console, plain=options.no_tui) as view:
             engine = {
@@ -249,6 +255,18 @@ def serve(options: Options) -> int:
     if outcome.stopped is not None:
         raise outcome.stopped
     return RequestError.exit_code if outcome.refused else exit_code
+
+
+def _unserved(jobs: Sequence[Job]) -> dict[str, Any]:
+    """The JSON of a run that a signal ended while its ranks loaded: no request has arrived."""
+    from splash.core.events import RunFinished
+    from splash.engine.report import RunReport
+
+    report = RunReport()
+    for number in range(len(jobs)):
+        report.output(number, (), "", None)
+    report.event(RunFinished(0.0, "interrupted", "while ranks loaded"))
+    return report.to_json()
 
 
 def _open_trace(

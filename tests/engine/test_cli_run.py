@@ -407,6 +407,28 @@ def test_ctrl_c_ends_with_what_there_is(
     assert "Run, interrupted: what was served until then" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("signalled", [KeyboardInterrupt(), cli.Interrupted(signal.SIGTERM)])
+def test_ctrl_c_while_ranks_load_leaves_a_json(
+    monkeypatch: pytest.MonkeyPatch, model: Path, tmp_path: Path, signalled: BaseException
+) -> None:
+    """Red when who reads the JSON finds none, or that of a run before, after a signal that came too early to serve."""
+    from splash.engine.deployment import Deployment
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise signalled
+
+    monkeypatch.setattr(Deployment, "launch", interrupted)
+    out = tmp_path / "out.json"
+    out.write_text("of a run before")
+    assert _run("run", "--model", model, "--prompt", "5 6", "--prompt", "7", "--json", out) > 128
+    data = json.loads(out.read_text())
+    assert [(r["id"], r["token_ids"], r["finish_reason"]) for r in data["requests"]] == [
+        (0, [], None),
+        (1, [], None),
+    ]
+    assert (data["summary"]["outcome"], data["summary"]["never_arrived"]) == ("interrupted", 2)
+
+
 def test_ctrl_c_in_a_replay_shows_what_was_seen(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: Path, tmp_path: Path
 ) -> None:
