@@ -125,9 +125,9 @@ def command(
     """
     from splash.cli.sim_report import plotly_script, report_page
     from splash.cli.sim_table import show_results
+    from splash.engine.workload import load_lengths
     from splash.sim.modes import Aim, modes_named
     from splash.sim.result import Targets, results_json
-    from splash.sim.traces import load
 
     modes = modes_named(layout)
     if trace is not None and len(modes) > 1:
@@ -140,7 +140,7 @@ def command(
     if report is not None:
         plotly_script()
     aim = Aim(objective, Targets(ttft, tpot))  # type: ignore[arg-type]
-    requests = load(workload, seed=seed, rate=rate)
+    requests = load_lengths(workload, seed=seed, rate=rate)
     deployed = DeployOptions(**deployment).deploy()
     title, note = f"{deployed.model}, {deployed.hardware}", described(requests)
     console.print(f"[bold]{title}, simulated[/bold]: {note}", soft_wrap=not console.is_terminal)

@@ -97,10 +97,9 @@ def _given(options: Options, *names: str) -> dict[str, Any]:
 
 
 def _workload(options: Options, deployment: SimDeployment) -> Workload:
-    from splash.engine.workload import DEFAULT, WORKLOADS
+    from splash.engine.workload import DEFAULT, WORKLOADS, load_lengths
     from splash.sim.generators import GENERATORS
     from splash.sim.showcase import showcase
-    from splash.sim.traces import load
 
     name = options.workload or DEFAULT
     if name in {*WORKLOADS} - {*GENERATORS, DEFAULT}:
@@ -108,7 +107,9 @@ def _workload(options: Options, deployment: SimDeployment) -> Workload:
             f"the workload '{name}' is of texts for ranks that compute, and {options.hw} is simulated here; known:"
             f" {', '.join((DEFAULT, *GENERATORS))}, or a file of one request a line, CSV or JSON (--workload)"
         )
-    workload = showcase(deployment, seed=options.seed) if name == DEFAULT else load(name, seed=options.seed)
+    workload = (
+        showcase(deployment, seed=options.seed) if name == DEFAULT else load_lengths(name, seed=options.seed)
+    )
     return workload if options.max_tokens is None else workload.capped(options.max_tokens)
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from splash.core.errors import ConfigError, closest
 from splash.engine.items import Item, When
 from splash.engine.plays import opening, scene
-from splash.engine.workload_file import read_workload
+from splash.engine.workload_file import check_start, read_workload
 from splash.sim.generators import GENERATORS
+from splash.sim.traces import load
+from splash.sim.workload import Workload
 
 
 def load_workload(name: str, *, seed: int) -> list[Item]:
@@ -25,6 +28,15 @@ def load_workload(name: str, *, seed: int) -> list[Item]:
         f"unknown workload '{name}'{' (it is for simulated hardware)' if simulated else closest(name, WORKLOADS)};"
         f" known: {', '.join(WORKLOADS)}, or a file of JSON lines or a trace (--workload)"
     )
+
+
+def load_lengths(name: str, *, seed: int, rate: float | None = None) -> Workload:
+    """A workload of lengths alone, as `splash.sim.traces.load` has it, for what computes no token."""
+    file = Path(name)
+    if name.partition(":")[0] not in GENERATORS and file.is_file():
+        with suppress(OSError, UnicodeDecodeError), file.open(encoding="utf-8-sig") as lines:
+            check_start(lines, file, "lengths")
+    return load(name, seed=seed, rate=rate)
 
 
 def _burst(rng: random.Random) -> list[Item]:

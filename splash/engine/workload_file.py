@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,12 @@ from typing import Any
 from splash.core.errors import KINDS, ConfigError, file_errors
 from splash.engine.items import PARAMETERS, Item, MadeUp, When
 from splash.sim.records import RequestFileError, json_object
-from splash.sim.traces import LENGTHS, read_trace
+from splash.sim.traces import LENGTHS, TIME, read_trace
 from splash.sim.workload import Workload
 
 _KEYS = ("prompt", "token_ids", "max_tokens", "arrival_s", "arrival_step", *PARAMETERS)
+_MAX_SHOWN = 40
+"""Characters of a line that is no workload's."""
 _KINDS: dict[str, type] = {
     "temperature": float,
     "top_k": int,
@@ -40,12 +42,37 @@ def read_workload(file: Path) -> list[Item]:
         raise ConfigError(
             f"the workload {file} is not UTF-8 text; it must be JSON lines or a trace (--workload)"
         ) from None
+    check_start(text.splitlines(), file, "prompt or token_ids, or lengths")
     if _is_trace(text):
         return _trace_items(read_trace(file))
     items = list(_items(text.splitlines(), file))
     if not items:
         raise RequestFileError(file, 1, "there is no request; write one JSON object a line")
     return items
+
+
+def check_start(lines: Iterable[str], file: Path, keys: str) -> None:
+    """RequestFileError, with the forms there are, for a file of which the first line tells that it is something else.
+    `keys`: what an object on a line of JSON says."""
+    first = next((line for line in enumerate(lines, start=1) if line[1].strip()), None)
+    if first is not None and not _may_begin(first[1].strip()):
+        number, shown = first[0], first[1].strip()
+        shown = shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}…"
+        raise RequestFileError(
+            file,
+            number,
+            f"not a workload: the first line tells what a file is, JSON lines by an object ({keys}), a CSV trace by"
+            f" its columns, as arrival_s,prompt_tokens,output_tokens; {shown!r} is neither",
+        )
+
+
+def _may_begin(line: str) -> bool:
+    """Whether JSON lines, an array of JSON (which has a complaint of its own) or a CSV begins so."""
+    if line[0] == "{":
+        return line != "{"
+    if line[0] == "[":
+        return line[1:].lstrip()[:1] in ("", "{", "]")
+    return not {name.strip(' "') for name in line.split(",")}.isdisjoint((*TIME, *LENGTHS))
 
 
 def _is_trace(text: str) -> bool:

@@ -6,7 +6,7 @@ import pytest
 
 from splash.core.errors import ConfigError
 from splash.engine.items import Item, MadeUp, When, fitted, ids_for
-from splash.engine.workload import WORKLOADS, load_workload
+from splash.engine.workload import WORKLOADS, load_lengths, load_workload
 from splash.engine.workload_file import read_workload
 
 
@@ -93,6 +93,32 @@ def test_a_broken_trace_is_named_by_line(tmp_path: Path) -> None:
         load_workload(str(file), seed=0)
     with pytest.raises(ConfigError, match=r"unknown workload 'rl-drain' \(it is for simulated hardware\)"):
         load_workload("rl-drain", seed=0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n# splash\n\nAn engine, and more.\n",
+        "[build-system]\nrequires = []\n",
+        '{\n  "a": 1\n}\n',
+        "a,b\n1,2\n",
+    ],
+)
+def test_what_begins_like_no_workload_is_told_how_one_does(tmp_path: Path, text: str) -> None:
+    """Red when a file of something else is taken for a CSV, and the complaint is of its fields."""
+    file = tmp_path / "README.csv"
+    file.write_text(text)
+    first, line = text.split()[0], 1 + text.startswith("\n")
+    for load, keys in ((load_workload, "prompt or token_ids, or lengths"), (load_lengths, "lengths")):
+        with pytest.raises(ConfigError) as error:
+            load(str(file), seed=0)
+        said = str(error.value)
+        assert said.startswith(
+            f"{file}:{line}: not a workload: the first line tells what a file is, JSON lines by"
+        )
+        assert f"by an object ({keys}), a CSV trace by its columns" in said
+        assert f"; '{first}" in said
+        assert said.endswith("' is neither (--workload)")
 
 
 @pytest.mark.parametrize(
