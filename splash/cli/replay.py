@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from splash.cli.numbers import FROM_ZERO
+
+if TYPE_CHECKING:
+    from splash.core.events import Event
+    from splash.engine.trace import Record
 
 
 @click.command("replay")
@@ -29,13 +35,11 @@ def command(file: Path, speed: float, no_tui: bool) -> None:
     from splash.cli.output import output_console
     from splash.cli.pace import Pace
     from splash.cli.summary import show_report
-    from splash.core.events import EVENT_TYPES
     from splash.engine.report import RunReport
     from splash.engine.trace import TraceError, read_trace
     from splash.tui.live import open_view
     from splash.tui.units import show_clock
 
-    events = tuple(EVENT_TYPES.values())
     records = read_trace(file)
     next(records)  # its header: what is no trace is refused before the screen changes
     console = output_console({})
@@ -44,12 +48,11 @@ def command(file: Path, speed: float, no_tui: bool) -> None:
     stopped: BaseException | None = None
     with open_view(console, plain=no_tui, speed=speed or 1.0) as view:
         try:
-            for record in records:
-                if isinstance(record, events):
-                    pace.wait(record.t)
-                    view.sink(record)
-                    report.event(record)
-                    last = record.t
+            for event in _events(records, file):
+                pace.wait(event.t)
+                view.sink(event)
+                report.event(event)
+                last = event.t
             if report.finished is None:
                 raise TraceError(
                     f"{file} was cut short, {show_clock(last)} after its run began: it has no end"
@@ -59,3 +62,21 @@ def command(file: Path, speed: float, no_tui: bool) -> None:
     show_report(console, report)
     if stopped is not None:
         raise stopped
+
+
+def _events(records: Iterator[Record], file: Path) -> Iterator[Event]:
+    """Those of a trace behind its header, a record a line; TraceError at the first that is earlier than the last."""
+    from splash.core.events import EVENT_TYPES
+    from splash.engine.trace import TraceError
+
+    events, last = tuple(EVENT_TYPES.values()), 0.0
+    for line, record in enumerate(records, start=2):
+        if not isinstance(record, events):
+            continue
+        if record.t < last:
+            raise TraceError(
+                f"{file}:{line}: the event is at {record.t:.9g} s and the one before it at {last:.9g} s;"
+                " the times of a trace do not run backwards"
+            )
+        last = record.t
+        yield record

@@ -161,6 +161,25 @@ def test_a_trace_that_was_cut_short_says_so(
         assert shown.err.count("\n") == 1
 
 
+def test_a_trace_that_runs_backwards_says_where(
+    capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path
+) -> None:
+    """Red when times that were edited by hand make odd figures instead of a line that says where they are."""
+    trace = tmp_path / "run.trace"
+    assert _run("run", "--model", model, "--prompt", "5 6", "--max-tokens", 8, "--trace", trace) == 0
+    lines = trace.read_text().splitlines(keepends=True)
+    lines[-1] = re.sub(r'"t":[^,]+', '"t":0.0', lines[-1])
+    trace.write_text("".join(lines))
+    capsys.readouterr()
+    assert _run("replay", trace, "--speed", 0) == 2
+    shown = capsys.readouterr()
+    assert "Run, up to here" in shown.out
+    assert shown.err.startswith(
+        f"splash: {trace}:{len(lines)}: the event is at 0 s and the one before it at "
+    )
+    assert shown.err.count("\n") == 1
+
+
 def test_a_workload_file(capsys: pytest.CaptureFixture[str], model: Path, tmp_path: Path) -> None:
     """Red when a file's requests are not served as they say."""
     file = tmp_path / "load.jsonl"
