@@ -38,7 +38,7 @@ class _Commands(click.Group):
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
             known = f"known: {', '.join(COMMANDS)}"
-            raise click.UsageError(f"No such command '{name}'{closest(name, COMMANDS)}; {known}", ctx)
+            raise click.UsageError(f"no such command '{name}'{closest(name, COMMANDS)}; {known}", ctx)
         return super().resolve_command(ctx, args)
 
 
@@ -97,11 +97,27 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _said(error: click.ClickException) -> str:
-    """On one line; of an option that is like no other, where all of them are listed."""
-    text = " ".join(error.format_message().split())
-    if isinstance(error, click.NoSuchOption) and not error.possibilities and error.ctx is not None:
-        return f"{text.rstrip('.')}; `{error.ctx.command_path} --help` lists all"
-    return text
+    """On one line, in the form of all others: what is wrong, and the option that it is about."""
+    match error:
+        case click.NoSuchOption():
+            likely = " or ".join(f"'{name}'" for name in error.possibilities or ())
+            text = f"no such option '{error.option_name}'" + (f" (did you mean {likely}?)" if likely else "")
+        case click.MissingParameter(param=click.Parameter() as param):
+            text = f"missing {param.param_type_name} {_name(param)}"
+        case click.BadParameter(param=click.Parameter() as param):
+            return f"{_one_line(error.message)} ({_name(param)})"
+        case _:
+            text = _one_line(error.format_message())
+            return text[:1].lower() + text[1:]
+    return text if error.ctx is None else f"{text}; `{error.ctx.command_path} --help` lists all"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).rstrip(".")
+
+
+def _name(param: click.Parameter) -> str:
+    return max(param.opts, key=len) if isinstance(param, click.Option) else param.human_readable_name
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

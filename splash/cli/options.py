@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from splash.cli.names import OneOf
 from splash.cli.numbers import FROM_ZERO, POSITIVE, SHARE, Count, Finite, Whole
 from splash.core.config import DEMO, EngineConfig, PolicyConfig, SchedulerConfig
 from splash.core.params import SamplingParams
@@ -227,14 +228,14 @@ OPTIONS = (
     ),
     click.option(
         "--policy",
-        type=click.Choice(["cost", "thresholds"]),
+        type=OneOf("policy", ["cost", "thresholds"]),
         default=POLICY.kind,
         help="How auto decides: by times predicted on the port's hardware profile, or by the load alone."
         + _default(POLICY.kind, "cost"),
     ),
     click.option(
         "--objective",
-        type=click.Choice(["throughput", "latency", "goodput"]),
+        type=OneOf("objective", ["throughput", "latency", "goodput"]),
         default=POLICY.objective,
         show_default=True,
         help="What the cost policy is after.",
@@ -279,17 +280,17 @@ OPTIONS = (
     ),
     click.option(
         "--trace",
-        type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+        type=click.Path(path_type=Path, allow_dash=True),
         help="Write a trace for `splash replay`; - as of --json.",
     ),
     click.option(
         "--dtype",
-        type=click.Choice([*COMPUTE_TYPES, *STORED_TYPES]),
+        type=OneOf("type", [*COMPUTE_TYPES, *STORED_TYPES]),
         help="Compute type; simulated: how weights are stored." + _default("the port's", "the model's"),
     ),
     click.option(
         "--kv-dtype",
-        type=click.Choice(["float32", "bfloat16", "fp8"]),
+        type=OneOf("KV type", ["float32", "bfloat16", "fp8"]),
         help="Type in which KV is stored; fp8 is for latent attention."
         + _default("the compute type", "the model's"),
     ),
@@ -322,7 +323,7 @@ OPTIONS = (
     click.option("--pool-mib", type=Count(min=1), help="Size of each rank's pool, weight slots included."),
     click.option(
         "--replicas",
-        type=click.Choice(["keep", "drop"]),
+        type=OneOf("setting", ["keep", "drop"]),
         default=SCHEDULER.replicas,
         show_default=True,
         help="Weight replicas that no request needs: keep them warm, or give their room to KV.",

@@ -32,7 +32,7 @@ TIMEOUT_S = 600.0
     "-o",
     "file",
     metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+    type=click.Path(path_type=Path, allow_dash=True),
     required=True,
     help="The profile to write; - is standard output. In the folder of your own profiles it is known by its file's"
     " name.",
@@ -50,7 +50,7 @@ def command(name: str, ranks: int, file: Path) -> int:
     from splash.model.synthetic import write_random
 
     backend = port_named(name, "--hw")
-    with Target(file, "-o") as target:
+    with Target(file, "--out") as target:
         where = f"{backend.probe()[0].name}, {ranks} ranks busy, {_today()}, splash profile --hw {name} --ranks {ranks}"
         by_rank = _measured(backend, ranks)
         table = _table(backend, ranks, by_rank, where)

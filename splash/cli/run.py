@@ -40,7 +40,9 @@ def _jobs(options: Options, deployment: Deployment) -> list[Job]:
     from splash.engine.workload import DEFAULT, load_workload
 
     items = [Item(text) for text in options.prompt]
-    items = items or load_workload(options.workload or DEFAULT, seed=options.seed)
+    items = items or load_workload(
+        DEFAULT if options.workload is None else options.workload, seed=options.seed
+    )
     check = _checker(deployment, verify=options.verify)
 
     def token_ids(prompt: str | MadeUp) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from splash.cli.deploy_options import DeployOptions, with_deployment
+from splash.cli.names import OneOf
 from splash.cli.numbers import POSITIVE, Whole
 from splash.cli.output import json_text, output_console, target_of
 from splash.core.errors import RequestError
@@ -81,7 +82,7 @@ def _parameters() -> dict[str, dict[str, Any]]:
 )
 @click.option(
     "--objective",
-    type=click.Choice(["throughput", "latency", "goodput"]),
+    type=OneOf("objective", ["throughput", "latency", "goodput"]),
     default="throughput",
     show_default=True,
     help="What the policy is after.",
@@ -102,7 +103,7 @@ def _parameters() -> dict[str, dict[str, Any]]:
 @click.option("--report", metavar="FILE", help="Write a page with charts (HTML); - as of --json.")
 @click.option(
     "--trace",
-    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+    type=click.Path(path_type=Path, allow_dash=True),
     help="Write the events of the run for `splash replay`, of one layout only; - as of --json.",
 )
 def command(

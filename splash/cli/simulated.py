@@ -101,7 +101,7 @@ def _workload(options: Options, deployment: SimDeployment) -> Workload:
     from splash.sim.generators import GENERATORS
     from splash.sim.showcase import showcase
 
-    name = options.workload or DEFAULT
+    name = DEFAULT if options.workload is None else options.workload
     if name in {*WORKLOADS} - {*GENERATORS, DEFAULT}:
         raise ConfigError(
             f"the workload '{name}' is of texts for ranks that compute, and {options.hw} is simulated here; known:"

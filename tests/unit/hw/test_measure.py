@@ -140,5 +140,5 @@ def test_the_command_refuses_a_folder_that_is_not_there_before_it_measures(tmp_p
     """Red when a minute of measuring ends with a file that cannot be written."""
     from splash.cli.profile import command
 
-    with pytest.raises(ConfigError, match=r"cannot write .*nowhere.*\(-o\)"):
+    with pytest.raises(ConfigError, match=r"cannot write .*nowhere.*\(--out\)"):
         command.main(["-o", str(tmp_path / "nowhere" / "mine.toml")], standalone_mode=False)
