@@ -3,6 +3,7 @@ nothing heavy before it runs, so that `splash --help` answers at once."""
 
 from __future__ import annotations
 
+import errno
 import importlib
 import signal
 import sys
@@ -18,6 +19,8 @@ from splash.core.errors import SplashError, closest
 
 COMMANDS = ("run", "sim", "plan", "replay", "profile", "doctor", "conformance")
 INTERRUPTED = 130
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What a disk answers that takes no more."""
 
 
 class _Commands(click.Group):
@@ -92,7 +95,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         sys.stdout = None  # nobody reads on: nothing is left to flush
         return 1
     except OSError as error:  # a file or disk that nobody had in mind
-        return _fail(error, str(error), SplashError.exit_code)
+        return _fail(error, _refused(error), SplashError.exit_code)
     return code if isinstance(code, int) else 0
 
 
@@ -110,6 +113,13 @@ def _said(error: click.ClickException) -> str:
             text = _one_line(error.format_message())
             return text[:1].lower() + text[1:]
     return text if error.ctx is None else f"{text}; `{error.ctx.command_path} --help` lists all"
+
+
+def _refused(error: OSError) -> str:
+    """By the system. What has no name is standard output: other files are named where they are used."""
+    if error.filename is None and error.errno in FULL:
+        return f"cannot write standard output: {error.strerror}"
+    return str(error)
 
 
 def _one_line(text: str) -> str:

@@ -116,7 +116,8 @@ class Target:
                 self._part.unlink(missing_ok=True)
 
     def _errors_named(self) -> contextlib.AbstractContextManager[None]:
-        return file_errors(f"write {self._path}", ConfigError, self._option)
+        where = "standard output" if self._is_stdout else self._path
+        return file_errors(f"write {where}", ConfigError, self._option)
 
 
 def target_of(name: str | Path | None, option: str) -> contextlib.AbstractContextManager[Target | None]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
 import click
 import pytest
 
+from splash import cli
 from splash.cli.output import WIDTH, Target, json_text, output_console
 from splash.core.errors import ConfigError
 
@@ -59,6 +61,27 @@ def test_a_full_device_is_said() -> None:
     with pytest.raises(ConfigError, match=r"cannot write /dev/full: No space left.*--json"):  # noqa: SIM117
         with Target("/dev/full", "--json") as target:
             target.write(json_text({"a": 1}))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("plan",), "cannot write standard output: No space left on device"),
+        (("plan", "--json", "-"), "cannot write standard output: No space left on device (--json)"),
+        (("plan", "--json", "/dev/full"), "cannot write /dev/full: No space left on device (--json)"),
+    ],
+)
+def test_a_full_disk_is_named(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    said: str,
+) -> None:
+    """Red when nobody is told which of the outputs it was that could not be written."""
+    with contextlib.suppress(OSError), Path("/dev/full").open("w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        assert cli._run(arguments) == 2
+    assert capsys.readouterr().err == f"splash: {said}\n"
 
 
 def test_what_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
