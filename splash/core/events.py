@@ -219,7 +219,7 @@ class SwitchDone:
 
     t: float
     step: int
-    """In which it ended, `steps` after it began; a step after its last flips, whose boundary counts."""
+    """In which it ended, `steps` after it began; after the result of its last flips' step, whose boundary counts."""
     old: str
     new: str
     reason: str

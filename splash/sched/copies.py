@@ -100,9 +100,9 @@ class CopyLedger:
         """Queued bytes of the busiest source or destination: what the rest of the queue waits for."""
         return max(*self._queued_into, *self._queued_out_of)
 
-    def fill_outbox(self, budget: int) -> None:
+    def fill_outbox(self, budget: int, *, in_flight: int = 1) -> None:
         """Choose what the next plan sends: at most `budget` bytes out of and into every rank, or one copy that is
-        larger. A rank that still waits for more than a step's worth of copies is sent none."""
+        larger. A rank that still waits for more copies than those of the `in_flight` steps is sent none."""
         self._drop_cancelled()
         out = [budget] * self._ranks
         for draft in (d for _, d in self._outbox):
@@ -110,7 +110,7 @@ class CopyLedger:
         self._turn = (self._turn + 1) % self._ranks
         for dst in (*range(self._turn, self._ranks), *range(self._turn)):
             queue = self._queues[dst]
-            if not queue or self._sent_into[dst] > budget:
+            if not queue or self._sent_into[dst] > in_flight * budget:
                 continue
             into = budget - sum(d.num_bytes for _, d in self._outbox if d.dst_rank == dst)
             while queue:

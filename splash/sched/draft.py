@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from splash.layout.layouts import Assignment
+from splash.sched.record import Record
 from splash.sched.step import (
     Admit,
     Chunk,
@@ -40,6 +41,8 @@ class PlanDraft:
     decodes: tuple[int, ...] = ()
     chunks: list[Chunk] = field(default_factory=list)
     copies: tuple[PageCopy | ShardCopy, ...] = ()
+    sampling: list[Record] = field(default_factory=list)
+    """Whom its tokens will belong to, in their order; not told to executors."""
 
     @property
     def empty(self) -> bool:

@@ -1,4 +1,6 @@
-"""Pages for the requests that run, and who gives way where there are none."""
+"""Pages for the requests that run, and who gives way where there are none: that is settled with no result in flight,
+since results tell who has ended, and free what was read last.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +27,33 @@ class Growth:
         self._decodes = decodes
         self._transitions = transitions
         self._progress = shared.progress
+        self._held_up = False
+        """A prompt lacked pages while results were in flight."""
+
+    def waits(self) -> bool:
+        """The next step is not to be planned before the results in flight are in: there may be no pages for it."""
+        if not self._progress.in_flight:
+            self._held_up = False
+        elif not self._held_up:
+            self._held_up = bool(self._store.lacking(self._most_needed()))
+        return self._held_up
 
     def grow_decodes(self, draft: PlanDraft) -> None:
         """A block for every decode whose last one is full; preempts the newest when memory is short."""
-        self._decodes.settle()
-        full = [record for record in self._decodes.records if record.computed >= record.room]
-        for record in full:
+        self._decodes.settle(draft.step)
+        for record in self._full():
             if record.running and not self.grow(record, record.computed + 1, draft):
                 self._roster.preempt(record, draft)
 
     def grow(self, record: Record, length: int, draft: PlanDraft) -> bool:
         """Blocks for `length` tokens. Where memory is short: what is free already, else give up moves, else preempt
-        the newest request with pages there. False if that is the record itself."""
+        the newest request with pages there. False if that is the record itself, or if results are in flight."""
         while lacking := self._allocate(record, length, draft):
             if self._store.collect(self._progress.collected):
                 continue
+            if self._progress.in_flight:
+                self._held_up = True
+                return False
             self._progress.short = draft.step
             if self._transitions.relieve(self._progress.planned, lacking):
                 self._withdraw(draft)
@@ -73,6 +87,23 @@ class Growth:
                 self._allocate(record, record.room + 1, draft)
         self._store.collect(self._progress.collected)
         return num_steps
+
+    def _full(self) -> list[Record]:
+        """Decodes whose next token needs another block."""
+        return [record for record in self._decodes.records if record.computed >= record.room]
+
+    def _most_needed(self) -> Sequence[int]:
+        """Pages per rank that suffice for the decodes' next tokens; a coarse answer where that is few anyway."""
+        store = self._store
+        ranks, groups = store.topo.ranks, store.topo.groups
+        coarse = [2 * groups * len(self._decodes.records)] * ranks
+        if not store.lacking(coarse):
+            return coarse
+        needs = [[0] * ranks]
+        for record in self._full():
+            first = len(record.blocks)
+            needs += [store.missing(record.blocks, at, first, first + 1) for at in record.assignments]
+        return summed(needs)
 
     def _withdraw(self, draft: PlanDraft) -> None:
         """Of the plan's grants those that a staging had which was given up since: others may get their pages."""

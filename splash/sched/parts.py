@@ -47,8 +47,6 @@ def make_parts(shared: Shared, *, target: Target, policy: Policy | None, row_byt
     admission = Admission(shared, roster=roster, transitions=transitions)
     rows = Rows(shared, roster=roster, decodes=decodes, growth=growth, row_bytes=row_bytes)
     aim = Aim(policy, shared, roster=roster, transitions=transitions, pace=pace)
-    results = Results(
-        shared, roster=roster, rows=rows, transitions=transitions, decodes=decodes, aim=aim, pace=pace
-    )
+    results = Results(shared, roster=roster, transitions=transitions, aim=aim, pace=pace)
     samples = PoolSamples(shared, roster.waiting)
     return Parts(shared, pace, transitions, decodes, roster, growth, admission, rows, aim, results, samples)

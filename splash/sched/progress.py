@@ -19,3 +19,8 @@ class Progress:
     """The last one for which memory was short."""
     stirred: int = 0
     """The first one that could see the last change of the load."""
+
+    @property
+    def in_flight(self) -> int:
+        """Plans whose results are not in."""
+        return self.planned - self.collected

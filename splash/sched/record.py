@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 
 
 class Record:
-    """Mutable state of one request. Invariants: `computed <= len(tokens)`, `computed <= room` while it runs.
+    """Mutable state of one request. Invariant: `computed <= room` while it runs.
 
-    `computed` counts tokens whose KV is written, or will be by the plans handed out so far. A request
-    decodes when only its last token is not computed and that token was sampled; before that its tokens run
-    as prompt chunks, also those generated before a preemption.
+    `computed` counts tokens whose KV is written, or will be by the plans handed out so far; it may be ahead of
+    `tokens`, which are those that results have told. A request decodes when only its last token is not computed and
+    that token was sampled, or will be; before that its tokens run as prompt chunks, also those generated before a
+    preemption.
     """
 
     __slots__ = (
@@ -87,6 +88,16 @@ class Record:
     @property
     def num_output(self) -> int:
         return len(self.tokens) - self.num_prompt
+
+    @property
+    def in_flight(self) -> int:
+        """Tokens that plans sample whose results are not in."""
+        return max(0, self.computed + 1 - len(self.tokens))
+
+    @property
+    def ends(self) -> bool:
+        """The last token that it may have is sampled, or will be by the plans handed out so far (while it decodes)."""
+        return self.computed + 1 >= self.limit
 
     @property
     def remaining(self) -> int:

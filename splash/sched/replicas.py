@@ -216,12 +216,13 @@ class Replicas:
     # ---- giving up
 
     def drop_warm(self, step: int) -> bool:
-        """Give the slots that no request and no goal needs to KV, all of whose readers are collected with `step`."""
+        """Give the slots that no request and no goal needs to KV, once `step`, the last that may read them, is
+        collected."""
         wanted = self._wanted()
         warm = [x for x in self._residencies if x.phase is Phase.FULL and x.rank not in wanted]
         for residency in warm:
             residency.shrink(step)
-            residency.collected(step)
+            residency.collected(self._progress.collected)
             self._dropped.append(residency.rank)
         return bool(warm)
 

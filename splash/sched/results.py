@@ -9,13 +9,12 @@ from typing import NamedTuple
 from splash.core.events import FirstToken, RequestFinished, RequestResumed, StepDone
 from splash.core.request import FinishReason
 from splash.sched.aim import Aim
-from splash.sched.decodes import Decodes
+from splash.sched.flight import Flight
 from splash.sched.pace import Pace
 from splash.sched.record import Record
 from splash.sched.roster import Roster
-from splash.sched.rows import Rows
 from splash.sched.shared import Shared
-from splash.sched.step import StepPlan, StepResult
+from splash.sched.step import StepResult
 from splash.sched.transition import Transitions
 
 
@@ -39,24 +38,20 @@ class Results:
         shared: Shared,
         *,
         roster: Roster,
-        rows: Rows,
-        decodes: Decodes,
         transitions: Transitions,
         aim: Aim,
         pace: Pace,
     ) -> None:
         self._roster = roster
-        self._rows = rows
-        self._decodes = decodes
         self._transitions = transitions
         self._aim = aim
         self._pace = pace
         self._journal = shared.journal
 
-    def take(self, plan: StepPlan, result: StepResult, num_flips: int) -> list[Output]:
-        """The tokens go to whom the plan samples for; `num_flips` requests had flipped before the step."""
-        outputs = self._take_tokens(result)
-        self._note_step(plan, result, num_flips, len(outputs))
+    def take(self, flight: Flight, result: StepResult) -> list[Output]:
+        """The tokens go to whom the plan samples for, unless they have ended since it was made."""
+        outputs = self._take_tokens(flight, result)
+        self._note_step(flight, result, len(outputs))
         return outputs
 
     def finish(self, record: Record, tokens: tuple[int, ...], reason: FinishReason) -> Output:
@@ -71,11 +66,14 @@ class Results:
         self._journal.emit(RequestFinished(self._journal.now(), record.id, reason, count, ttft, tpot))
         return Output(record.id, tokens, reason)
 
-    def _take_tokens(self, result: StepResult) -> list[Output]:
+    def _take_tokens(self, flight: Flight, result: StepResult) -> list[Output]:
         now = self._journal.now()
         outputs: list[Output] = []
-        sampling = self._rows.take_sampling()
+        sampling = flight.sampling
         assert len(result.tokens) == len(sampling), "one token for each row that samples"
+        for record in sampling[len(flight.plan.decodes) :]:
+            if record.running:
+                self._tell_first(record, now)
         for record, token in zip(sampling, result.tokens, strict=True):
             if not record.running:
                 continue
@@ -83,8 +81,6 @@ class Results:
                 token = record.forced[record.num_output]
             tokens = record.tokens
             tokens.append(token)
-            if not record.decoding:
-                self._begin_decoding(record, now)
             record.last_token_s = now
             if token in record.stops:
                 outputs.append(self.finish(record, (token,), "stop"))
@@ -94,16 +90,16 @@ class Results:
                 outputs.append(_output((record.id, (token,), None)))
         return outputs
 
-    def _begin_decoding(self, record: Record, now: float) -> None:
-        record.decoding = True
-        self._decodes.disturb()
+    def _tell_first(self, record: Record, now: float) -> None:
+        """Its first token since it was admitted."""
         if record.first_token_s is None:
             record.first_token_s = now
             self._journal.emit(FirstToken(now, record.id, now - record.arrival_s))
         else:
             self._journal.emit(RequestResumed(now, record.id, now - record.last_token_s))
 
-    def _note_step(self, plan: StepPlan, result: StepResult, num_flips: int, num_tokens: int) -> None:
+    def _note_step(self, flight: Flight, result: StepResult, num_tokens: int) -> None:
+        plan = flight.plan
         if not plan.num_rows:
             self._pace.rest()
             return
@@ -111,7 +107,7 @@ class Results:
         steady = not plan.chunks and not self._aim.switching
         boundary = self._pace.note_times(result.started_s, result.ended_s, steady=steady)
         self._transitions.note_boundary(plan.step, boundary)
-        by_layout, by_rank = self._rows.by_place()
+        by_layout, by_rank = flight.by_place
         self._journal.emit(
             StepDone(
                 self._journal.now(),
@@ -122,7 +118,7 @@ class Results:
                 num_prompt,
                 by_layout,
                 by_rank,
-                num_flips,
+                flight.num_flips,
                 num_tokens,
             )
         )

@@ -1,10 +1,13 @@
 """The scheduler: one plan per step from requests, memory and the state of the switch.
 
-`schedule` is the batch boundary and kept short; `prepare` is everything that may happen while the ranks
-compute; `update` takes a result. Torch-free and without a clock of its own, so that the simulator runs it too.
+`schedule` makes a plan and is kept short; `prepare` is everything that may happen once it is handed out; `update` takes
+the oldest result. Who drives it may plan ahead of results; a plan says "the token sampled before", so it need not know
+it. Torch-free and without a clock of its own, so that the simulator runs it too.
 """
 
 from __future__ import annotations
+
+from collections import deque
 
 from splash.core.config import SchedulerConfig
 from splash.core.errors import CapacityError, ConfigError, RequestError
@@ -16,6 +19,7 @@ from splash.layout.holders import Topology
 from splash.layout.layouts import assigned, layout_named
 from splash.sched.batch import RowBytes
 from splash.sched.draft import PlanDraft
+from splash.sched.flight import Flight
 from splash.sched.goals import longest_held
 from splash.sched.journal import Journal
 from splash.sched.parts import make_parts
@@ -30,7 +34,7 @@ from splash.sched.target import target_named
 
 
 class Scheduler:
-    """Brings its parts together, a noun each; owns the plan in flight and nothing of a device."""
+    """Brings its parts together, a noun each; owns the plans in flight and nothing of a device."""
 
     def __init__(
         self,
@@ -70,9 +74,7 @@ class Scheduler:
         self.admission = parts.admission
         self.pace = parts.pace
         self.steady = Steady(parts)
-        self._plan: StepPlan | None = None
-        self._flips = 0
-        """Requests that flipped before the plan in flight."""
+        self._flights: deque[Flight] = deque()
 
     # ---- requests
 
@@ -169,18 +171,27 @@ class Scheduler:
         """The index of the step that is planned next."""
         return self._progress.planned + 1
 
+    @property
+    def in_flight(self) -> int:
+        """Plans whose results are not in."""
+        return len(self._flights)
+
     def schedule(self) -> StepPlan | None:
-        """The next step's plan, a tick without rows while a transition is open, or None if there is nothing to do."""
-        if not self.has_work():
+        """The next step's plan, a tick without rows while a transition is open, or None if there is nothing to do: at
+        all, or before the results in flight are in. `prepare` comes next."""
+        parts = self._parts
+        if self._flights:
+            if not self.running or parts.growth.waits():
+                return None
+        elif not self.has_work():
             self.rest()
             return None
-        parts = self._parts
-        if not self.running:
+        elif not self.running:
             parts.aim.ask_at_once(self.next_step)
             parts.aim.take_up(self.next_step)
         draft = PlanDraft(self.next_step)
-        self._flips = parts.transitions.boundary(draft)
-        if self._flips:
+        num_flips = parts.transitions.boundary(draft)
+        if num_flips:
             parts.decodes.disturb()
         parts.growth.grow_decodes(draft)
         parts.admission.admit(draft)
@@ -188,18 +199,19 @@ class Scheduler:
         parts.transitions.announce(draft)
         draft.gone = parts.roster.take_gone()
         if draft.empty and not self.transitions.open:
-            self.rest()
+            if not self._flights:
+                self.rest()
             return None
         self._progress.planned += 1
-        self._plan = draft.freeze()
-        return self._plan
+        plan = draft.freeze()
+        self._flights.append(Flight(plan, draft.sampling, num_flips))
+        return plan
 
     def prepare(self) -> None:
-        """Background work of the plan in flight: retire, reserve, choose copies, ask the policy, emit events."""
-        plan = self._plan
-        if plan is None:
-            return
-        self._parts.rows.count()
+        """Background work of the plan just made: retire, reserve, choose copies, ask the policy, emit events."""
+        flight = self._flights[-1]
+        plan = flight.plan
+        flight.by_place = self._parts.rows.by_place()
         self._parts.aim.ask_when_due(plan.step, sum(chunk.count for chunk in plan.chunks))
         self._parts.aim.take_up(plan.step)
         if self._config.rebalance and plan.step % REBALANCE_PERIOD == 0 and not self.switching:
@@ -212,13 +224,13 @@ class Scheduler:
         self.drain_events()
 
     def update(self, result: StepResult) -> list[Output]:
-        """Take the result of the step in flight: tokens, finished requests, acknowledged copies."""
-        plan = self._plan
-        assert plan is not None, "a result without a plan"
-        assert result.step == plan.step, "results come in order, one a plan"
+        """Take the result of the oldest step in flight: tokens, finished requests, acknowledged copies."""
+        assert self._flights, "a result without a plan"
+        flight = self._flights.popleft()
+        assert result.step == flight.plan.step, "results come in order, one a plan"
         self._progress.collected = result.step
         self.transitions.collected(result.step, result.acks, result.copied_s)
-        outputs = self._parts.results.take(plan, result, self._flips)
+        outputs = self._parts.results.take(flight, result)
         if self._config.check_invariants:
             self.check()
         return outputs

@@ -51,7 +51,7 @@ class Steady:
         changed = not decodes.settled or not parts.roster.settled or self._shared.store.num_retiring > 0
         if changed and not self._changed_simply():
             return NONE
-        decodes.settle()
+        decodes.settle(self._shared.progress.planned + 1)
         if not decodes.records or len(decodes.records) != len(self._shared.running):
             return NONE
         left = min(record.limit - len(record.tokens) for record in decodes.records)

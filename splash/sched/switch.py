@@ -80,9 +80,10 @@ class Course:
             self.switch.flipped.add(request)
             self.switch.flipped_step = step
 
-    def flips_at(self, step: int) -> bool:
-        """Requests flipped at the boundary before `step`: how long that took comes with the step's result."""
-        return self.switch is not None and self.switch.flipped_step == step
+    def flips_since(self, step: int) -> bool:
+        """Requests flipped at a boundary after `step`: how long it took comes with the result of the step after it."""
+        switch = self.switch
+        return switch is not None and switch.flipped_step is not None and switch.flipped_step > step
 
     def give_up(self) -> None:
         """Some requests, or replicas, stay where they are."""

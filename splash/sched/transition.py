@@ -29,6 +29,7 @@ class Transitions:
         self._store = shared.store
         self._running = shared.running
         self._config = shared.config
+        self._progress = shared.progress
         self._journal = shared.journal
         self.ledger = CopyLedger(shared.store)
         self._course = Course(target, ledger=self.ledger, journal=shared.journal)
@@ -181,7 +182,7 @@ class Transitions:
     def background(self, step: int, budget: int, margin: int) -> None:
         """Retire, reserve, queue and choose copies for the next plan; `step` is the plan in flight."""
         self._moves.settle_flips()
-        self._store.collect(step - 1)
+        self._store.collect(self._progress.collected)
         rested, self._rested = self._rested, False
         self._rested = self.at_rest
         if rested and self._rested:
@@ -194,7 +195,7 @@ class Transitions:
         self._replicas.advance(step, budget)
         if not self._moves.waits(step):
             self._moves.stage(step + 1, budget, margin)
-        self.ledger.fill_outbox(budget)
+        self.ledger.fill_outbox(budget, in_flight=self._progress.in_flight)
         self._report(step)
         self._conclude(step)
 
@@ -220,7 +221,7 @@ class Transitions:
     def _conclude(self, step: int) -> None:
         """Close the switch when all is there and the boundary of the last flips has been counted; give up what has
         found no room for long."""
-        if self._replicas.recheck or self._course.flips_at(step):
+        if self._replicas.recheck or self._course.flips_since(self._progress.collected):
             return
         if not self._moves.open and self._replicas.settled:
             if self._course.switch is not None and self._moves.reached():

@@ -48,11 +48,14 @@ class Harness:
         prefer_slots: bool = False,
         delay: int = 0,
         seed: int = 0,
+        ahead: int = 0,
         slot_pages: int = 3,
         block_size: int = 4,
         state_pages: int = 0,
         **config: object,
     ) -> None:
+        """`ahead`: plans that are made ahead of the results in hand; each takes effect in the executor at once."""
+        self.ahead = ahead
         self.topo = Topology(ranks, groups)
         self.memory = small_memory(
             ranks, kv_pages, slot_pages=slot_pages, block_size=block_size, state_pages=state_pages
@@ -98,14 +101,18 @@ class Harness:
             self._take([output])
 
     def step(self) -> bool:
-        """One step; False if there was nothing to do."""
-        if not self.begin():
+        """Plan a step and take an older one's result; False if there was nothing to do."""
+        begun = self.begin()
+        if begun:
+            self.scheduler.prepare()
+        if not begun and not self.scheduler.in_flight:
             return False
-        self.end()
+        if not begun or self.scheduler.in_flight > self.ahead:
+            self.end()
         return True
 
     def begin(self) -> bool:
-        """Plan and submit a step; False if there was nothing to do."""
+        """Plan and submit a step; False if there is none. Its background comes next."""
         plan = self.scheduler.schedule()
         if plan is None:
             return False
@@ -114,8 +121,7 @@ class Harness:
         return True
 
     def end(self) -> None:
-        """The background of the step that was begun, and its result."""
-        self.scheduler.prepare()
+        """The result of the oldest step that was begun."""
         self.clock.time_s += 0.01
         self._take(self.scheduler.update(self.executor.collect()))
 

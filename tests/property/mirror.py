@@ -7,6 +7,7 @@ before it is written, every reader has every token, no page serves two uses, not
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -64,7 +65,7 @@ class MirrorExecutor:
         self._time_s = 0.0
         self._waiting: list[tuple[int, PageCopy | ShardCopy]] = []
         self._acks: list[int] = []
-        self._result: StepResult | None = None
+        self._results: deque[StepResult] = deque()
 
     def submit(self, plan: StepPlan) -> None:
         arrived = self._run_copies(plan.step)
@@ -76,7 +77,7 @@ class MirrorExecutor:
         self._time_s += self.boundary_s(plan)
         started_s = self._time_s
         self._time_s += self.step_s
-        self._result = StepResult(
+        result = StepResult(
             plan.step,
             tuple(tokens),
             acks,
@@ -84,11 +85,10 @@ class MirrorExecutor:
             ended_s=self._time_s,
             copied_s=self.copied_s[-1],
         )
+        self._results.append(result)
 
     def collect(self) -> StepResult:
-        assert self._result is not None
-        result, self._result = self._result, None
-        return result
+        return self._results.popleft()
 
     def close(self) -> None:
         """Nothing to end."""

@@ -38,6 +38,7 @@ class Interleavings(RuleBasedStateMachine):
         state_pages=st.sampled_from([0, 0, 1, 3]),
         copy_bytes=st.sampled_from([64, 64, 512, 1 << 20]),
         copy_rate=st.sampled_from([None, 1e3, 1e6, 1e12]),
+        ahead=st.integers(0, 2),
     )
     def start(
         self,
@@ -53,6 +54,7 @@ class Interleavings(RuleBasedStateMachine):
         state_pages: int,
         copy_bytes: int,
         copy_rate: float | None,
+        ahead: int,
     ) -> None:
         """`copy_rate`: what is learnt of copies, beside steps of 40 ms: budgets from a page to all there is."""
         policy = ThresholdPolicy(Thresholds(3, 12, 24, 5, 1)) if auto else None
@@ -69,6 +71,7 @@ class Interleavings(RuleBasedStateMachine):
             watermark_pages=1,
             copy_bytes_per_step=copy_bytes,
             state_pages=state_pages,
+            ahead=ahead,
         )
         if copy_rate is not None:
             self.h.executor.step_s, self.h.executor.copy_rate = 0.04, copy_rate

@@ -171,12 +171,15 @@ def test_back_at_once_is_where_it_was(old: str, new: str, wait: int) -> None:
     h = settled(old, [40] * 8, copy_bytes_per_step=1 << 20)
     h.scheduler.set_target(new, "test")
     while h.begin() and not h.plans[-1].flips:
+        h.scheduler.prepare()
         h.end()
     for _ in range(wait):
+        h.scheduler.prepare()
         h.end()
         h.begin()
     for request in h.scheduler.running:
         h.scheduler.set_goal(request, old, 0)
+    h.scheduler.prepare()
     h.end()
     h.settle()
     assert {r.present.layout.name for r in h.scheduler.running.values()} == {old}

@@ -33,12 +33,12 @@ def test_one_that_leaves_is_taken_from_the_counts_once(counted: bool) -> None:
     running = {number: decoding(number) for number in range(5)}
     decodes = Decodes(running)
     decodes.disturb()
-    decodes.settle()
+    decodes.settle(0)
     if counted:
         assert decodes.places == {assigned(DOP, 0): 3, assigned(DOP, 1): 2}
     gone = running.pop(4)
     decodes.leave(gone)
     gone.decoding, gone.present = False, assigned(TP, 0)  # admitted anew, elsewhere
-    decodes.settle()
+    decodes.settle(1)
     assert decodes.ids == (0, 2, 1, 3)
     assert decodes.places == Counter(record.present for record in decodes.records)
