@@ -30,6 +30,7 @@ from bench.machine import idleness, provenance, warn_if_busy
 from splash.core.events import CopyProgress, Event, RunFinished, StepDone, SwitchDone, from_json, to_json
 from splash.core.params import SamplingParams
 from splash.engine.client import Engine
+from splash.engine.loop import PLANS_AHEAD
 from splash.engine.percentiles import spread
 from splash.engine.report import Boundary, boundaries, cost_of
 from splash.engine.streams import Stream
@@ -78,7 +79,7 @@ class Progress:
                 case RunFinished():
                     self._ended = event
                 case CopyProgress(step=step):
-                    self.copying.append(step - 1)  # told in the background of the next step
+                    self.copying.append(step - 1 - PLANS_AHEAD)  # told beside the next plan
                     return
                 case _:
                     return  # a flip has many events, and to wake somebody takes time

@@ -45,12 +45,10 @@ def show_refused(console: Console, refused: Sequence[tuple[str, str]]) -> None:
 
 def show_unreached(console: Console, report: RunReport, switches: Sequence[tuple[int, str]]) -> None:
     """Each `--switch` whose step never came."""
-    last = report.steps[-1].step if report.steps else -1
-    end = f", the last of them step {last:,}" if report.steps else ""
+    last = report.steps[-1].step if report.steps else 0
     for step, layout in switches:
         if step > last:
-            ran = plural(len(report.steps), "step")
-            console.print(f"--switch {step}:{layout} never came due: the run had {ran}{end}")
+            console.print(f"--switch {step}:{layout} came to nothing: the last step was {last:,}")
 
 
 def _summary_table(summary: dict[str, Any], prediction: dict[str, Any]) -> Table:

@@ -1,17 +1,20 @@
 """The engine's loop: what is due reaches the scheduler, its plan the executor, the result comes back.
 
-One step:
+One step, all of it while ranks compute the step before:
 
-    due commands -> schedule -> submit -> (while ranks compute: bookkeeping, and the delivery of
-    the step before: text, clients, events, trace) -> collect -> update
+    due commands -> schedule -> submit -> bookkeeping -> delivery of what has come (text, clients, events, trace)
+    -> collect and update that step before
 
-So between two forward passes lie only `update`, the due commands, `schedule` and `submit`.
+So ranks find their next plan when they end a step, and between two forward passes lies nothing of the engine's. A plan
+is made without the results of the step before it: what that samples, the ranks know; who ends in it has one row more,
+whose token goes nowhere.
 """
 
 from __future__ import annotations
 
 import heapq
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -51,6 +54,9 @@ class Retarget:
 Command = Submit | Abort | Retarget
 NOW = When()
 
+PLANS_AHEAD = 1
+"""Plans that ranks are given before the result of the one that they compute is in."""
+
 
 class LatchedClock:
     """The time as the scheduler sees it: it passes at the loop's latches only, so a replay can repeat it."""
@@ -72,6 +78,11 @@ class _Entry(NamedTuple):
     time_s: float
     number: int
     command: Command
+
+
+class _Flight(NamedTuple):
+    plan: StepPlan
+    planned_s: float
 
 
 class Inbox:
@@ -194,13 +205,17 @@ class Loop:
         inbox: Inbox,
         outbox: Outbox,
         trace: TraceWriter | None = None,
+        ahead: int = PLANS_AHEAD,
     ) -> None:
+        """`ahead`: of the results in hand; 0: ranks wait while the engine takes a result and plans the next step."""
         self._scheduler = scheduler
         self._executor = executor
         self._clock = clock
         self._inbox = inbox
         self._outbox = outbox
         self._trace = trace
+        self._ahead = ahead
+        self._flights: deque[_Flight] = deque()
         self._next_step = 0
         self._live: set[int] = set()
         self._outputs: list[Output] = []
@@ -217,28 +232,36 @@ class Loop:
         return False
 
     def step(self) -> bool:
-        """One step, if there is anything to do."""
+        """Plan a step and take an older one's result; False if there is nothing to do."""
         planned_s = self._clock.latch()
         self._obey(self._inbox.due(self._next_step, planned_s, idle=not self._scheduler.has_work()))
         plan = self._scheduler.schedule()
-        if plan is None:
+        if plan is not None:
+            self._next_step = plan.step + 1
+            self._executor.submit(plan)
+            self._flights.append(_Flight(plan, planned_s))
+            self._scheduler.prepare()
+        elif not self._flights:
             self._scheduler.drain_events()
             self._hand_on()
             if self._scheduler.has_work():
                 raise CapacityError("requests wait, nothing runs, and none of them can be given pages")
             return False
-        self._next_step = plan.step + 1
-        self._executor.submit(plan)
-        self._scheduler.prepare()
         self._hand_on()
+        if plan is None or len(self._flights) > self._ahead:
+            self._collect()
+        return True
+
+    def _collect(self) -> None:
+        """The result of the oldest step in flight."""
         result = self._executor.collect()
         collected_s = self._clock.latch()
+        plan, planned_s = self._flights.popleft()
         self._take(self._scheduler.update(result))
         self._notes.append(partial(self._outbox.stepped, plan, result))
         if self._trace:
             times = {"planned_s": planned_s, "collected_s": collected_s}
             self._notes.append(partial(self._trace.step, plan, result, **times))
-        return True
 
     def _obey(self, commands: Sequence[Command]) -> None:
         for command in commands:
@@ -281,7 +304,7 @@ class Loop:
         self._live.difference_update(o.request for o in outputs if o.finish_reason)
 
     def _hand_on(self) -> None:
-        """Everything about the last step that the next plan does not need."""
+        """Everything about the steps whose results are in that no plan needs."""
         notes, self._notes = self._notes, []
         for note in notes:
             note()
@@ -291,6 +314,8 @@ class Loop:
 
     def _abort_all(self) -> None:
         """Requests that are not due yet never arrived; the others end with `abort`."""
+        while self._flights:
+            self._collect()
         self._clock.latch()
         never = [Output(c.request.id, (), "abort") for c in self._inbox.drop() if isinstance(c, Submit)]
         for request_id in sorted(self._live):

@@ -62,6 +62,11 @@ class CostExecutor:
         """Those have left, and no plan will say so."""
         self._mirror.forget(requests)
 
+    @property
+    def due(self) -> bool:
+        """Steps are planned with every result in hand."""
+        return True
+
     def ends_ahead(self, num_steps: int) -> list[int]:
         """When each of the next `num_steps` steps of the present decodes will end, nanoseconds."""
         total = np.broadcast_to(self._cost.step(self._mirror.ahead(num_steps)).total, num_steps)

@@ -62,6 +62,11 @@ class SimulatedExecutor(Executor, Protocol):
         """Those have left, and no plan will say so."""
         ...
 
+    @property
+    def due(self) -> bool:
+        """The oldest result comes before the next step is planned."""
+        ...
+
     def ends_ahead(self, num_steps: int) -> list[int]:
         """When each of the next `num_steps` steps of the present decodes will end, nanoseconds."""
         ...
@@ -194,17 +199,20 @@ class Simulation:
             self._scheduler.set_target(layout, f"--switch {step}:{layout}")
 
     def _single(self) -> bool:
-        plan = self._scheduler.schedule()
-        if plan is None:
-            self._scheduler.drain_events()
-            if self._scheduler.has_work():
+        scheduler = self._scheduler
+        plan = scheduler.schedule()
+        if plan is not None:
+            if self._on_plan is not None:
+                self._on_plan(plan)
+            self._executor.submit(plan)
+            scheduler.prepare()
+        elif not scheduler.in_flight:
+            scheduler.drain_events()
+            if scheduler.has_work():
                 raise CapacityError("requests wait, nothing runs, and none of them can be given pages")
             return False
-        if self._on_plan is not None:
-            self._on_plan(plan)
-        self._executor.submit(plan)
-        self._scheduler.prepare()
-        self._take_outputs(self._scheduler.update(self._executor.collect()))
+        while scheduler.in_flight and (plan is None or self._executor.due):
+            self._take_outputs(scheduler.update(self._executor.collect()))
         return True
 
     def _jump(self) -> bool:

@@ -47,6 +47,7 @@ class RecordedExecutor:
 
     def __init__(self, steps: Iterable[RecordedStep], clock: VirtualClock) -> None:
         self._left = deque(steps)
+        self._flights: deque[RecordedStep] = deque()
         self._clock = clock
 
     def begin(self) -> None:
@@ -56,11 +57,17 @@ class RecordedExecutor:
     def submit(self, plan: StepPlan) -> None:
         assert self._left, f"step {plan.step} was not recorded"
         assert plan.step == self._left[0].result.step
+        self._flights.append(self._left.popleft())
 
     def collect(self) -> StepResult:
-        step = self._left.popleft()
+        step = self._flights.popleft()
         self._clock.move_to(nanoseconds(step.collected_s))
         return step.result
+
+    @property
+    def due(self) -> bool:
+        """As it was: an engine plans ahead of results where it can."""
+        return not self._left or self._flights[0].collected_s <= self._left[0].planned_s
 
     def close(self) -> None:
         """Nothing to end."""

@@ -14,7 +14,7 @@ from splash.core.events import Event, EventSink, RunStarted
 from splash.core.params import SamplingParams
 from splash.core.request import Request
 from splash.engine.deployment import Deployment
-from splash.engine.loop import Inbox, LatchedClock, Loop
+from splash.engine.loop import PLANS_AHEAD, Inbox, LatchedClock, Loop
 from splash.engine.trace import TraceWriter
 from splash.layout.holders import Topology
 from splash.sched.batch import RowBytes
@@ -81,6 +81,7 @@ class Kit:
         target: str = "tp",
         policy: Policy | None = None,
         trace: TraceWriter | None = None,
+        ahead: int = PLANS_AHEAD,
         **config: int,
     ) -> None:
         memory, topo = small_memory(ranks, kv_pages), Topology(ranks, 1)
@@ -114,6 +115,7 @@ class Kit:
             inbox=self.inbox,
             outbox=self.outbox,
             trace=trace,
+            ahead=ahead,
         )
 
     def _emit(self, event: Event) -> None:
