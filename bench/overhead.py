@@ -1,8 +1,8 @@
 """What a step costs beside its forward pass: python -m bench.overhead DIR [--json FILE]
 
-Two measurements. *Engine*: wall time from step to step less the forward pass (schedule, messages, sampling, text,
-events), while all rows decode, against the bound of 0.5 ms + 60 µs a request. *Scheduler*: `schedule`, `prepare` and
-`update` alone at 1,000 steady decodes, over an executor that does nothing.
+Two measurements. *Engine*: wall time from step to step less the forward pass (sampling and messages, and what of the
+engine's work does not lie beside that pass), while all rows decode, against the bound of 0.5 ms + 60 µs a request.
+*Scheduler*: `schedule`, `prepare` and `update` alone at 1,000 steady decodes, over an executor that does nothing.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ from splash.sched.step import Executor, StepPlan, StepResult
 
 Prompt = str | Sequence[int]
 
-PATIENCE_S = 10.0
-"""How long a step may still take when the engine is closed, before its ranks are ended under it."""
+PATIENCE_S = 20.0
+"""How long the steps in flight may still take when the engine is closed, before its ranks are ended under them."""
 
 
 class Engine:
@@ -190,7 +190,7 @@ class Engine:
             outcome = "done" if finished else "interrupted"
         except BaseException as error:
             if self._gave_up:
-                outcome, detail = "interrupted", f"a step did not end within {PATIENCE_S:g} s"
+                outcome, detail = "interrupted", f"the steps in flight did not end within {PATIENCE_S:g} s"
                 self._deliveries.abort()
             else:
                 self._failure, detail = error, str(error)

@@ -5,9 +5,9 @@ One step, all of it while ranks compute the step before:
     due commands -> schedule -> submit -> bookkeeping -> delivery of what has come (text, clients, events, trace)
     -> collect and update that step before
 
-So ranks find their next plan when they end a step, and between two forward passes lies nothing of the engine's. A plan
-is made without the results of the step before it: what that samples, the ranks know; who ends in it has one row more,
-whose token goes nowhere.
+So ranks find their next plan when they end a step, and between two forward passes lies nothing of the engine's, unless
+the scheduler waits for results (where memory is short, or nothing runs). A plan is made without the results of the step
+before it: what that samples, the ranks know; who ends in it has one row more, whose token goes nowhere.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class CopyLedger:
         """Queued bytes of the busiest source or destination: what the rest of the queue waits for."""
         return max(*self._queued_into, *self._queued_out_of)
 
-    def fill_outbox(self, budget: int, *, in_flight: int = 1) -> None:
+    def fill_outbox(self, budget: int, *, in_flight: int) -> None:
         """Choose what the next plan sends: at most `budget` bytes out of and into every rank, or one copy that is
         larger. A rank that still waits for more copies than those of the `in_flight` steps is sent none."""
         self._drop_cancelled()

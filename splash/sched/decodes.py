@@ -55,7 +55,7 @@ class Decodes:
         self._joining = records
 
     def leave(self, record: Record) -> None:
-        """A request that decodes leaves; it still counts for the step in flight."""
+        """A request that decodes leaves; it is in the list, and counts, until the next `settle`."""
         if record.id in self._ended:
             self._ended.remove(record.id)
         else:

@@ -20,5 +20,5 @@ class Flight:
     """Whom the tokens of the result belong to, in their order."""
     num_flips: int
     """Requests that flipped before the step."""
-    by_place: ByPlace = ({}, [])
-    """Its rows, known once the background has counted them."""
+    by_place: ByPlace | None = None
+    """Its rows, once the background has counted them."""

@@ -1,5 +1,5 @@
-"""Pages for the requests that run, and who gives way where there are none: that is settled with no result in flight,
-since results tell who has ended, and free what was read last.
+"""Pages for the requests that run, and who gives way where there are none: none of them does while a result is in
+flight, since results tell who has ended, and free what was read last.
 """
 
 from __future__ import annotations
@@ -27,16 +27,11 @@ class Growth:
         self._decodes = decodes
         self._transitions = transitions
         self._progress = shared.progress
-        self._held_up = False
-        """A prompt lacked pages while results were in flight."""
 
-    def waits(self) -> bool:
-        """The next step is not to be planned before the results in flight are in: there may be no pages for it."""
-        if not self._progress.in_flight:
-            self._held_up = False
-        elif not self._held_up:
-            self._held_up = bool(self._store.lacking(self._most_needed()))
-        return self._held_up
+    def short(self) -> bool:
+        """There may be no pages for the decodes of the next step, without anybody giving way."""
+        self._decodes.settle(self._progress.planned + 1)
+        return bool(self._store.lacking(self._most_needed()))
 
     def grow_decodes(self, draft: PlanDraft) -> None:
         """A block for every decode whose last one is full; preempts the newest when memory is short."""
@@ -52,7 +47,6 @@ class Growth:
             if self._store.collect(self._progress.collected):
                 continue
             if self._progress.in_flight:
-                self._held_up = True
                 return False
             self._progress.short = draft.step
             if self._transitions.relieve(self._progress.planned, lacking):

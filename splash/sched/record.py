@@ -90,8 +90,8 @@ class Record:
         return len(self.tokens) - self.num_prompt
 
     @property
-    def in_flight(self) -> int:
-        """Tokens that plans sample whose results are not in."""
+    def num_untold(self) -> int:
+        """Tokens that plans sample and whose results are not in."""
         return max(0, self.computed + 1 - len(self.tokens))
 
     @property

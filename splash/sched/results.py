@@ -107,6 +107,7 @@ class Results:
         steady = not plan.chunks and not self._aim.switching
         boundary = self._pace.note_times(result.started_s, result.ended_s, steady=steady)
         self._transitions.note_boundary(plan.step, boundary)
+        assert flight.by_place is not None, "the background of a plan comes before its result"
         by_layout, by_rank = flight.by_place
         self._journal.emit(
             StepDone(

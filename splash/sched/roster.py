@@ -65,7 +65,7 @@ class Roster:
 
     def preempt(self, record: Record, draft: PlanDraft) -> None:
         """Give up the pages; it will be recomputed from its tokens, before all who wait. All of them must be known."""
-        assert not record.in_flight, f"request {record.id} is preempted with a token in flight"
+        assert not record.num_untold, f"request {record.id} is preempted with a token in flight"
         draft.forget(record.id)
         self._leave(record)
         record.computed = 0

@@ -174,14 +174,14 @@ class Scheduler:
     @property
     def in_flight(self) -> int:
         """Plans whose results are not in."""
-        return len(self._flights)
+        return self._progress.in_flight
 
     def schedule(self) -> StepPlan | None:
         """The next step's plan, a tick without rows while a transition is open, or None if there is nothing to do: at
-        all, or before the results in flight are in. `prepare` comes next."""
+        all, or before the results in flight are in. `prepare` comes next, before any other call."""
         parts = self._parts
         if self._flights:
-            if not self.running or parts.growth.waits():
+            if not self._may_go_ahead():
                 return None
         elif not self.has_work():
             self.rest()
@@ -206,6 +206,11 @@ class Scheduler:
         plan = draft.freeze()
         self._flights.append(Flight(plan, draft.sampling, num_flips))
         return plan
+
+    def _may_go_ahead(self) -> bool:
+        """The next step may be planned before the results in flight are in: requests run, a step of theirs was planned
+        last, and there are pages for the next."""
+        return bool(self.running and self._flights[-1].plan.num_rows and not self._parts.growth.short())
 
     def prepare(self) -> None:
         """Background work of the plan just made: retire, reserve, choose copies, ask the policy, emit events."""

@@ -36,7 +36,7 @@ class Transitions:
         self._replicas = Replicas(shared, ledger=self.ledger, course=self._course)
         self._moves = Moves(shared, ledger=self.ledger, replicas=self._replicas, course=self._course)
         self._acks: list[int] = []
-        """Of the last result: a request that they make ready flips at the boundary after the next."""
+        """Of the results since the last background, which the next one settles."""
         self._copied_s = 0.0
         """What the copies of `_acks` took."""
         self._rested = False
@@ -180,7 +180,7 @@ class Transitions:
         return self.ledger.acknowledge(acks), copied_s
 
     def background(self, step: int, budget: int, margin: int) -> None:
-        """Retire, reserve, queue and choose copies for the next plan; `step` is the plan in flight."""
+        """Retire, reserve, queue and choose copies for the next plan; `step` is the plan just made."""
         self._moves.settle_flips()
         self._store.collect(self._progress.collected)
         rested, self._rested = self._rested, False

@@ -211,9 +211,14 @@ class Simulation:
             if scheduler.has_work():
                 raise CapacityError("requests wait, nothing runs, and none of them can be given pages")
             return False
-        while scheduler.in_flight and (plan is None or self._executor.due):
-            self._take_outputs(scheduler.update(self._executor.collect()))
+        if plan is None:
+            self._collect()
+        while scheduler.in_flight and self._executor.due:
+            self._collect()
         return True
+
+    def _collect(self) -> None:
+        self._take_outputs(self._scheduler.update(self._executor.collect()))
 
     def _jump(self) -> bool:
         """Steps that end before the next arrival, all but the last of them, and before the next switch."""

@@ -184,7 +184,7 @@ def test_a_hanging_rank_does_not_keep_an_engine_open(monkeypatch: pytest.MonkeyP
         assert stream.result().finish_reason == "abort"
     assert [piece.finish_reason for piece in first] == [None, None]
     (end,) = [e for e in events if isinstance(e, RunFinished)]
-    assert (end.outcome, end.detail) == ("interrupted", "a step did not end within 0.1 s")
+    assert (end.outcome, end.detail) == ("interrupted", "the steps in flight did not end within 0.1 s")
 
 
 def test_a_failing_sink_fails_the_run_not_the_client() -> None:

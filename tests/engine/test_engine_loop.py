@@ -23,7 +23,7 @@ from splash.engine.trace import (
     read_trace,
 )
 from splash.sched.policy import ThresholdPolicy, Thresholds
-from splash.sched.step import StepResult
+from splash.sched.step import StepPlan, StepResult
 from tests.engine.engine_kit import Kit, request
 from tests.property.harness import expected_tokens
 
@@ -48,16 +48,20 @@ def test_results_are_delivered_while_the_next_step_runs() -> None:
     kit.loop.step()
     assert not kit.outbox.outputs
     seen = []
-    collect = kit.executor.collect
+    submit, collect = kit.executor.submit, kit.executor.collect
 
-    def watched() -> StepResult:
-        seen.append(len(kit.outbox.outputs))
+    def submitted(plan: StepPlan) -> None:
+        seen.append(("submit", len(kit.outbox.outputs)))
+        submit(plan)
+
+    def collected() -> StepResult:
+        seen.append(("collect", len(kit.outbox.outputs)))
         return collect()
 
-    kit.executor.collect = watched  # type: ignore[method-assign]
+    kit.executor.submit, kit.executor.collect = submitted, collected  # type: ignore[method-assign]
     kit.loop.step()
     kit.loop.step()
-    assert seen == [0, 1]
+    assert seen == [("submit", 0), ("collect", 0), ("submit", 0), ("collect", 1)]
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])
