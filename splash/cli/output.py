@@ -45,6 +45,13 @@ def output_console(outputs: dict[str, str | Path | None]) -> Console:
     return Console(stderr=is_stdout_taken, highlight=False, width=env.columns() or WIDTH)
 
 
+def tell(text: str) -> None:
+    """A line on standard error: of what happens, while standard output is for what comes out."""
+    from rich.console import Console
+
+    Console(stderr=True, highlight=False).print(text, soft_wrap=True, markup=False)
+
+
 def _is_one_file(one: Path, other: Path) -> bool:
     """A device takes any number of outputs."""
     return one.resolve() == other.resolve() and (one.is_file() or not one.exists())

@@ -14,10 +14,11 @@ import click
 import splash
 from splash.cli.loading import LoadingBar
 from splash.cli.options import Options, given_options, with_options
-from splash.cli.output import json_text, output_console, target_of
+from splash.cli.output import json_text, output_console, target_of, tell
 from splash.cli.unread import WhileRead
 from splash.core.errors import RankFailure, RequestError, SplashError
 from splash.core.params import SamplingParams
+from splash.tui.units import plural
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -167,13 +168,13 @@ def _without_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _verify(
-    console: Console, deployment: Deployment, jobs: Sequence[Job], completions: Sequence[Completion]
-) -> Verifier:
+def _verify(deployment: Deployment, jobs: Sequence[Job], completions: Sequence[Completion]) -> Verifier:
+    """Says so first: nothing is shown while it serves, which may take as long as the run did."""
     from splash.engine.verify import LAYOUT, Served, verify
 
-    console.print(
-        f"verify: the same requests again, in {LAYOUT} only, along the tokens served", soft_wrap=True
+    tell(
+        f"verify: serving {plural(len(jobs), 'request')} again, in {LAYOUT} only, along the tokens served;"
+        " it may take as long as the run did"
     )
     return verify(
         deployment,
@@ -211,6 +212,7 @@ def run(options: Options) -> int:
 
 def serve(options: Options) -> int:
     """Serves, shows and reports; the exit code."""
+    from splash.cli import Interrupted
     from splash.engine.deployment import open_deployment
     from splash.engine.report import RunReport
     from splash.tui.live import open_view
@@ -224,8 +226,13 @@ def serve(options: Options) -> int:
         target = files.enter_context(target_of(options.json_file, "--json"))
         watched = WhileRead()
         trace = _open_trace(options.trace, options, watched, files)
-        with LoadingBar(deployment.checkpoint.spec.num_layers, plain=options.no_tui) as bar:
-            executor = deployment.launch(loaded=bar)
+        try:
+            with LoadingBar(deployment.checkpoint.spec.num_layers, plain=options.no_tui) as bar:
+                executor = deployment.launch(loaded=bar)
+        except (KeyboardInterrupt, Interrupted):
+            if target is not None:
+                target.write(json_text(_unserved(jobs)))
+            raise
         files.callback(executor.close)
         with open_view(console, plain=options.no_tui) as view:
             engine = {
@@ -242,7 +249,7 @@ def serve(options: Options) -> int:
         _show(console, options, report, outcome, has_text=deployment.text is not None)
         exit_code = 0
         if options.verify and outcome.stopped is None:
-            verifier = _verify(console, deployment, jobs, outcome.completions)
+            verifier = _verify(deployment, jobs, outcome.completions)
             data["verify"] = _verify_json(verifier)
             exit_code = _show_verdict(console, verifier)
         if target is not None:
@@ -250,6 +257,18 @@ def serve(options: Options) -> int:
     if outcome.stopped is not None:
         raise outcome.stopped
     return RequestError.exit_code if outcome.refused else exit_code
+
+
+def _unserved(jobs: Sequence[Job]) -> dict[str, Any]:
+    """The JSON of a run that a signal ended while its ranks loaded: no request has arrived."""
+    from splash.core.events import RunFinished
+    from splash.engine.report import RunReport
+
+    report = RunReport()
+    for number in range(len(jobs)):
+        report.output(number, (), "", None)
+    report.event(RunFinished(0.0, "interrupted", "while ranks loaded"))
+    return report.to_json()
 
 
 def _open_trace(
@@ -269,13 +288,9 @@ def _open_trace(
 
 
 def _show_notes(deployment: Deployment) -> None:
-    """What a user should know of the checkpoint, on standard error."""
-    from rich.console import Console
-
+    """What a user should know of the checkpoint."""
     for note in deployment.notes:
-        Console(stderr=True, highlight=False).print(
-            f"{deployment.model}: {note}", soft_wrap=True, markup=False
-        )
+        tell(f"{deployment.model}: {note}")
 
 
 def _show(

@@ -45,10 +45,12 @@ def show_refused(console: Console, refused: Sequence[tuple[str, str]]) -> None:
 
 def show_unreached(console: Console, report: RunReport, switches: Sequence[tuple[int, str]]) -> None:
     """Each `--switch` whose step never came."""
-    last = report.steps[-1].step if report.steps else 0
+    last = report.steps[-1].step if report.steps else -1
+    end = f", the last of them step {last:,}" if report.steps else ""
     for step, layout in switches:
         if step > last:
-            console.print(f"--switch {step}:{layout} came to nothing: the last step was {last:,}")
+            ran = plural(len(report.steps), "step")
+            console.print(f"--switch {step}:{layout} never came due: the run had {ran}{end}")
 
 
 def _summary_table(summary: dict[str, Any], prediction: dict[str, Any]) -> Table:

@@ -218,13 +218,19 @@ class RunReport:
     def to_json(self) -> dict[str, Any]:
         return {
             "requests": [self._request_json(r) for r in self._in_order()],
-            "switches": [_switch_json(s) for s in self.switches],
+            "switches": [_switch_json(s) for s in self._switches_in_time()],
             "refused": [{"step": r.step, "target": r.target, "reason": r.reason} for r in self.refusals],
             "switch_cost": switch_cost(self.steps),
             "decisions": self.decisions.to_json(),
             "prediction": self.decisions.prediction(),
             "summary": self.summary(),
         }
+
+    def _switches_in_time(self) -> list[SwitchDone]:
+        """Those that began when a step was still to come: after the last one there is no request to switch."""
+        if not self.steps:
+            return self.switches
+        return [s for s in self.switches if s.step - s.steps <= self.steps[-1].step]
 
     def _in_order(self) -> list[RequestReport]:
         return [self.requests[key] for key in sorted(self.requests)]
@@ -263,7 +269,7 @@ class RunReport:
             "tpot_s": spread([r.tpot_s for r in requests if r.tpot_s is not None], percents),
             "steps": len(self.steps),
             "preemptions": sum(r.preemptions for r in requests),
-            "switches": len(self.switches),
+            "switches": len(self._switches_in_time()),
             "layouts": self.layouts(),
             "outcome": self.finished.outcome if self.finished else None,
         }

@@ -249,6 +249,28 @@ def test_quantised_weights_and_kv(capsys: pytest.CaptureFixture[str], quantised_
     assert captured.err.startswith("quantised: fp8 in blocks of 128x128, dequantised to float32 when loaded")
 
 
+def test_a_verification_says_that_it_serves_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: Path
+) -> None:
+    """Red when nothing tells why a run goes on after its tables, or standard output is told it."""
+    from splash.engine import verify
+
+    shown = []
+    again = verify.verify
+
+    def watched(*arguments: Any) -> Any:
+        shown.append(capsys.readouterr())
+        return again(*arguments)
+
+    monkeypatch.setattr("splash.engine.verify.verify", watched)
+    for more in ([], ["--json", "-"]):
+        given = ("--prompt", "5 6", "--max-tokens", 4, "--no-tui", "--verify")
+        assert _run("run", "--model", model, *given, *more) == 0
+        before = shown.pop()
+        assert "verify: serving 1 request again, in tp only, along the tokens served" in before.err
+        assert "again" not in before.out
+
+
 def test_a_failed_verification_loses_no_figures(
     monkeypatch: pytest.MonkeyPatch, model: Path, tmp_path: Path
 ) -> None:
@@ -402,6 +424,28 @@ def test_ctrl_c_ends_with_what_there_is(
     assert data["requests"][0]["token_ids"]
     assert data["summary"]["outcome"] == "interrupted"
     assert "Run, interrupted: what was served until then" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("signalled", [KeyboardInterrupt(), cli.Interrupted(signal.SIGTERM)])
+def test_ctrl_c_while_ranks_load_leaves_a_json(
+    monkeypatch: pytest.MonkeyPatch, model: Path, tmp_path: Path, signalled: BaseException
+) -> None:
+    """Red when who reads the JSON finds none, or that of a run before, after a signal that came too early to serve."""
+    from splash.engine.deployment import Deployment
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise signalled
+
+    monkeypatch.setattr(Deployment, "launch", interrupted)
+    out = tmp_path / "out.json"
+    out.write_text("of a run before")
+    assert _run("run", "--model", model, "--prompt", "5 6", "--prompt", "7", "--json", out) > 128
+    data = json.loads(out.read_text())
+    assert [(r["id"], r["token_ids"], r["finish_reason"]) for r in data["requests"]] == [
+        (0, [], None),
+        (1, [], None),
+    ]
+    assert (data["summary"]["outcome"], data["summary"]["never_arrived"]) == ("interrupted", 2)
 
 
 def test_ctrl_c_in_a_replay_shows_what_was_seen(

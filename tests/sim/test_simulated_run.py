@@ -179,6 +179,23 @@ def test_options_that_make_sense_are_honoured(capsys: pytest.CaptureFixture[str]
     assert "simulated: no h200 device here" in capsys.readouterr().out
 
 
+def test_a_switch_that_never_comes_due_is_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Red when a switch that is asked for behind the last step is listed as made, or nothing says that it was not."""
+    load, out = tmp_path / "load.csv", tmp_path / "out.json"
+    load.write_text("arrival_s,prompt_tokens,output_tokens\n0,100,8\n")
+    given = ("--hw", "h200", "--layout", "tp", "--workload", load, "--no-tui", "--json", out)
+    assert _run(*given) == 0
+    last = json.loads(out.read_text())["summary"]["steps"] - 1
+    for late in (last + 1, last + 50):
+        capsys.readouterr()
+        assert _run(*given, "--switch", f"{last}:dp", "--switch", f"{late}:cp") == 0
+        data = json.loads(out.read_text())
+        assert [(s["to"], s["started_step"]) for s in data["switches"]] == [("dp", last)]
+        told = capsys.readouterr().out
+        assert f"--switch {late}:cp never came due: the run had 8 steps, the last of them step {last}" in told
+        assert "→ cp" not in told[told.index("Switches") :]
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [

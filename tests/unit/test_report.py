@@ -149,6 +149,18 @@ def test_who_never_arrived_is_counted_apart() -> None:
     assert (data["summary"]["requests"], data["summary"]["never_arrived"]) == (2, 2)
 
 
+def test_a_switch_after_the_last_step_is_none() -> None:
+    """Red when a switch that no request met counts as one of the run's, or one before the last step does not."""
+    report = RunReport()
+    for index in range(3):
+        report.event(_step(index))
+    for began in (2, 3):
+        report.event(SwitchDone(4.0, began + 5, "tp", "dp", "why", "done", 5, 0, 0, 1024, 0.5, 0.0))
+    data = report.to_json()
+    assert [switch["started_step"] for switch in data["switches"]] == [2]
+    assert data["summary"]["switches"] == 1
+
+
 def test_layout_shares_add_up() -> None:
     """Red when a mixed step's time goes to one layout alone."""
     report = RunReport()
