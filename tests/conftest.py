@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,6 +20,9 @@ with suppress(ImportError):
         1
     )  # ranks are threads of one process here: more threads each only get in each other's way
 
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""Also where tests run in the background, whose processes ignore it: some tests interrupt what they start."""
 
 settings.register_profile("splash", deadline=None)  # no test asserts a time: others run beside it
 settings.load_profile("splash")

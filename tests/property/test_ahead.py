@@ -217,8 +217,8 @@ def test_a_prompt_without_room_takes_none_from_who_has_a_token_in_flight(
 def test_prompts_that_lack_pages_do_not_wait_for_a_switch(
     slot_pages: int, old: str, kv_pages: int, token_budget: int, after: int, requests: list[tuple[int, int]]
 ) -> None:
-    """Red when ticks of a switch, whose copies take long here, are planned ahead: there would always be one in flight, and
-    prompts that hold each other's pages would wait until the switch is over."""
+    """Red when ticks of a switch, whose copies take long here, are planned ahead: there would always be one in flight,
+    and prompts that hold each other's pages would wait until the switch is over."""
     plans = []
     for ahead in (0, 1):
         h = Harness(
