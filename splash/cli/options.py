@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,16 @@ class Switch(click.ParamType):
         if layout not in LAYOUTS:
             self.fail(f"unknown layout '{layout}'; known: {', '.join(LAYOUTS)}", param, ctx)
         return int(step), layout
+
+
+def _one_a_step(
+    ctx: click.Context, param: click.Parameter, value: tuple[tuple[int, str], ...]
+) -> tuple[tuple[int, str], ...]:
+    """Of two switches at one step only the last would be seen."""
+    for (step, first), (other, second) in pairwise(sorted(value, key=lambda switch: switch[0])):
+        if step == other:
+            raise click.BadParameter(f"{step}:{first} and {other}:{second} are at one step", ctx, param)
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +275,7 @@ OPTIONS = (
         "--switch",
         type=Switch(),
         multiple=True,
+        callback=_one_a_step,
         help="Make the layout the target at that step; repeat for more. The policy has no say afterwards.",
     ),
     click.option(

@@ -325,8 +325,8 @@ def _show_verdict(console: Console, verifier: Verifier) -> int:
         if len(differences) > MAX_SHOWN:
             console.print(f"  and {len(differences) - MAX_SHOWN} more", highlight=False)
     console.print(
-        f"verify: {verifier.num_compared:,} tokens compared with layout {LAYOUT}: {len(verifier.ties)} ties"
-        f" (logit gap below {TIE_GAP:g}), {found} differences",
+        f"verify: {plural(verifier.num_compared, 'token')} compared with layout {LAYOUT}:"
+        f" {plural(len(verifier.ties), 'tie')} (logit gap below {TIE_GAP:g}), {plural(found, 'difference')}",
         style="bold red" if found or verifier.missing else "bold green",
         highlight=False,
         soft_wrap=True,

@@ -37,7 +37,8 @@ class Pace:
         self._last_end_s = None
 
     def note_times(self, started_s: float, ended_s: float, *, steady: bool) -> float:
-        """Returns the boundary before the step. `steady`: decodes alone, all of them where the target wants them."""
+        """Returns the boundary before the step: none where a rank began before the last had ended the one before.
+        `steady`: decodes alone, all of them where the target wants them."""
         last_end_s, self._last_end_s = self._last_end_s, ended_s
         forward_s = ended_s - started_s
         self.step_s = _mean(self.step_s, forward_s) if self.step_s else forward_s
@@ -48,7 +49,7 @@ class Pace:
             self.decode_s = step_s if self.decode_s is None else _mean(self.decode_s, step_s)
         else:
             self.decode_s = None
-        return started_s - last_end_s
+        return max(0.0, started_s - last_end_s)
 
     def note_copies(self, num_bytes: int, seconds: float) -> None:
         """`num_bytes` have come to a rank, which took `seconds` (0: nobody timed it). Fewer than a step's budget count

@@ -65,3 +65,11 @@ def test_what_nobody_timed_or_copied_teaches_nothing(num_bytes: int, seconds: fl
     found.note_copies(num_bytes, seconds)
     assert found.copy_budget(idle=False) == 50_000_000
     assert found.copy_bytes_per_s == CONFIG.copy_share * 10e9
+
+
+def test_passes_that_overlap_have_no_boundary() -> None:
+    """Red when a boundary is negative: a rank may begin a step while another ends the one before."""
+    found = pace()
+    found.note_times(0.0, 1.0, steady=True)
+    assert found.note_times(0.999, 2.0, steady=True) == 0.0
+    assert found.note_times(2.5, 3.0, steady=True) == 0.5
