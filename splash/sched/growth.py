@@ -31,7 +31,10 @@ class Growth:
     def short(self) -> bool:
         """There may be no pages for the decodes of the next step, without anybody giving way."""
         self._decodes.settle(self._progress.planned + 1)
-        return bool(self._store.lacking(self._most_needed()))
+        need = self._most_needed()
+        if self._store.lacking(need):
+            self._store.collect(self._progress.collected)
+        return bool(self._store.lacking(need))
 
     def grow_decodes(self, draft: PlanDraft) -> None:
         """A block for every decode whose last one is full; preempts the newest when memory is short."""
