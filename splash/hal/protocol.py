@@ -202,7 +202,8 @@ class JobClosed(Exception):
 
 
 class RankJob(Protocol):
-    """Running ranks, as seen by the engine: messages to all of them and from each of them.
+    """Running ranks, as seen by the engine: messages to all of them and from each of them. Messages wait in order, both
+    ways: the engine sends a plan while ranks still compute the one before.
 
     What a rank raises ends the job: `send` and `receive` raise it again if it is a SplashError, and
     RankFailure with the rank and its traceback otherwise.

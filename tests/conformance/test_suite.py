@@ -25,6 +25,19 @@ def test_cpu(ranks: int) -> None:
     assert not failures(run(SPEC.loader(), ranks))
 
 
+@pytest.mark.parametrize("port", ["threads", pytest.param("cpu", marks=pytest.mark.ranks)])
+def test_messages_wait_in_order(port: str) -> None:
+    """Red when a message is lost, or overtaken, that comes while another one is still worked on (ADR 0014)."""
+    backend = InProcessBackend() if port == "threads" else SPEC.loader()
+    job = backend.launch(2, "tests.conformance.entries:serve", None)
+    told = [("wait", None), *range(20)]
+    for message in told:
+        job.send(message)
+    answers = [job.receive(60) for _ in told]
+    assert [[answer[3] for answer in ranks] for ranks in answers] == [[message] * 2 for message in told]
+    job.close()
+
+
 @pytest.mark.ranks
 def test_cpu_collectives_over_mpi() -> None:
     """Red when the communicator that is used where stores may be reordered breaks the contract."""
