@@ -211,7 +211,7 @@ class Simulation:
             if scheduler.has_work():
                 raise CapacityError("requests wait, nothing runs, and none of them can be given pages")
             return False
-        if plan is None:
+        else:
             self._collect()
         while scheduler.in_flight and self._executor.due:
             self._collect()
